@@ -1,0 +1,55 @@
+# Needs Python 3.11 or newer and make; everything else goes into a virtual environment of its own in .venv.
+PYTHON ?= python3.11
+TORCH ?= torch==2.13.0
+MINUTES ?= 10
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PROJECTS := $(wildcard plugins/*/pyproject.toml)
+CHECKED := core plugins tests examples benchmarks
+TYPED := core plugins tests
+
+.PHONY: help venv demo test bench stress lint format clean
+.DEFAULT_GOAL := help
+
+help:  ## show these lines
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+
+venv: $(READY)  ## make the virtual environment
+
+# Torch comes first and pinned, so that no later requirement can choose another one.
+$(READY): pyproject.toml $(PROJECTS) Makefile
+	@echo "Setting up $(VENV), once: this takes a minute or two."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" numpy
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,dev]' $(PROJECTS:%/pyproject.toml=-e %)
+	@touch $(READY)
+
+demo: $(READY)  ## train a small GPT on 4 ranks through three faults, and compare with a run without any
+	$(BIN)/python examples/demo.py $(ARGS)
+
+test: $(READY)  ## run the tests (ARGS='-k plan' for some of them, ARGS='-m full' for the whole fault matrix)
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(READY)  ## run every benchmark
+	$(BIN)/python benchmarks/recovery_time.py $(ARGS)
+	$(BIN)/python benchmarks/comm_init.py $(ARGS)
+	$(BIN)/python benchmarks/healthy_overhead.py $(ARGS)
+
+stress: $(READY)  ## random faults for MINUTES, seeds printed
+	$(BIN)/python -m tests.recovery.stress --minutes $(MINUTES) $(ARGS)
+
+lint: $(READY)  ## ruff and mypy --strict
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/mypy --strict $(TYPED)
+
+format: $(READY)  ## let ruff sort imports and format
+	$(BIN)/ruff check --fix $(CHECKED)
+	$(BIN)/ruff format $(CHECKED)
+
+clean:  ## remove the virtual environment and all caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find core plugins tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

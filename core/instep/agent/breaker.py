@@ -1,0 +1,63 @@
+"""When to stop trying: the circuit breaker for recoveries, and the budget of whole-job restarts."""
+
+from instep.model import Fault
+
+FREE_RESTARTS = 3
+
+
+class Breaker:
+    """Counts recoveries that led nowhere, and faults that look alike."""
+
+    def __init__(self, *, recoveries: int, same: int) -> None:
+        """Trip after ``recoveries`` without a newly committed step, or at the ``same``-th equal signature in a row."""
+        self._recoveries, self._same = recoveries, same
+        self._count = 0
+        self._newest = -1
+        self._signature = ""
+        self._streak = 0
+
+    def fault(self, fault: Fault, step: int) -> str | None:
+        """Count a fault that opens an attempt when all ranks have committed ``step`` steps; why to stop, or ``None``."""
+        if step > self._newest:
+            self._newest, self._count, self._signature = step, 0, ""
+        self._count += 1
+        self._streak = self._streak + 1 if fault.signature and fault.signature == self._signature else 1
+        self._signature = fault.signature
+        ranks = ", ".join(map(str, fault.ranks))
+        if self._streak >= self._same:
+            return (
+                f"the same fault happened {self._streak} times in a row on rank {ranks} at step {step}: {fault.detail}. "
+                "This is a bug that comes back, not an accident; correct it (its traceback is in the log of that rank) and start again"
+            )
+        if self._count > self._recoveries:
+            return (
+                f"{self._recoveries} recoveries in a row did not lead to a committed step (rank {ranks}, step {step}); the last fault: "
+                f"{fault.detail}. Look for its cause in the log of that rank, or raise limits.recoveries_without_commit"
+            )
+        return None
+
+
+class Budget:
+    """How often the whole job may start again."""
+
+    def __init__(self, max_restarts: int) -> None:
+        self._free = FREE_RESTARTS
+        self._left = self._max = max_restarts
+
+    def progress(self) -> None:
+        """A step was committed: the next start that fails is the first of a new row."""
+        self._free = FREE_RESTARTS
+
+    def take_free(self) -> str | None:
+        """Use one of the restarts that lose nothing; why not, or ``None``."""
+        if self._free == 0:
+            return f"it was started {FREE_RESTARTS + 1} times without committing a step"
+        self._free -= 1
+        return None
+
+    def take(self) -> str | None:
+        """Use one of the restarts that lose committed steps; why not, or ``None``."""
+        if self._left <= 0:
+            return f"--max-restarts {self._max} allows none" if self._max == 0 else f"all of --max-restarts {self._max} are used"
+        self._left -= 1
+        return None

@@ -1,0 +1,44 @@
+"""What the agent's launch code puts into a worker's environment, read once by the worker."""
+
+import os
+from dataclasses import dataclass
+from typing import Self
+
+CHANNEL = "INSTEP_CHANNEL"
+BIRTH = "INSTEP_BIRTH"
+
+
+@dataclass(frozen=True)
+class Channel:
+    """File descriptors that a worker inherits: control socket, record, and tape of set-up results."""
+
+    control: int
+    record: int
+    setup: int
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Rank and world of this process as torchrun names them, and the channel to the agent, if ``instep run`` started it."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    birth: int
+    channel: Channel | None
+
+    @classmethod
+    def read(cls) -> Self:
+        """Read the environment of this process."""
+        env = os.environ
+        channel = None
+        if CHANNEL in env:
+            control, record, setup = (int(part) for part in env[CHANNEL].split(","))
+            channel = Channel(control, record, setup)
+        return cls(
+            rank=int(env.get("RANK", "0")),
+            world_size=int(env.get("WORLD_SIZE", "1")),
+            local_rank=int(env.get("LOCAL_RANK", "0")),
+            birth=int(env.get(BIRTH, "0")),
+            channel=channel,
+        )

@@ -1,0 +1,39 @@
+"""``instep plugins``: what is installed, enabled or broken, told without importing any of it."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+
+from instep import config, discovery
+from instep.discovery import Listing
+
+
+def main(argv: Sequence[str]) -> int:
+    """List the plugins; 1 if one that is enabled is broken or lacking."""
+    parser = argparse.ArgumentParser(prog="instep plugins", description="List installed and enabled plugins, without importing them.")
+    parser.add_argument("--config", metavar="FILE", help="the configuration (default: instep.toml or pyproject.toml)")
+    parser.add_argument("--json", action="store_true", help="print one JSON list")
+    args = parser.parse_args(argv)
+    listings = list(discovery.listings(config.load(args.config).config))
+    if args.json:
+        print(json.dumps([asdict(listing) for listing in listings], indent=2))
+    else:
+        _draw(listings)
+    return 1 if any(listing.enabled and listing.why for listing in listings) else 0
+
+
+def _draw(listings: Sequence[Listing]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in ("plugin", "status", "distribution", "version", "hooks"):
+        table.add_column(column, overflow="fold")
+    for listing in listings:
+        distribution, version = listing.distribution or "-", listing.version or "-"
+        table.add_row(listing.name, listing.status, distribution, version, ", ".join(listing.hooks) or "-")
+    console = Console()
+    console.print(table if listings else "no plugin is installed")
+    for why in (listing.why for listing in listings if listing.why):
+        console.print(why, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,166 @@
+"""The two-phase commit: record the private state for s+1, pass a barrier with all ranks, then let the body change shared state.
+
+A rank cut in the barrier acknowledges from inside ``__enter__``: if the plan is s+1 the body runs (it rolls forward) and the block
+unwinds at ``__exit__``; if the plan is s it unwinds at once. Without record and barrier, random kills lose bitwise equality.
+"""
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed import AllreduceOptions, ReduceOp
+
+from instep.agent.records import State
+from instep.errors import Interrupted, UsageError
+from instep.messages import Committed
+from instep.model import Role, Status
+from instep.torch.ops import OPS
+
+if TYPE_CHECKING:
+    from instep.engine import Engine
+
+_WRAP = 127
+
+
+class Commit:
+    """``with session.commit(): optimizer.step()`` moves shared state from step s to s+1 on all ranks, or on none."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+        self._inside = False
+        self._rolling = False
+
+    def __enter__(self) -> None:
+        s = self._engine
+        self._allowed()
+        s.gate.check()
+        s.local.detect()
+        s.point("record")
+        s.standing.at(State.COMMIT)
+        with s.unwinder.library():
+            s.state.private.write(s.step + 1)
+            s.state.shared.prepare()
+        s.point("prepared")
+        s.gate.check()
+        s.unwinder.mask()
+        try:
+            self._rolling = not barrier(s, done=False)
+            if self._rolling and not self._may_roll_forward():
+                raise Interrupted("cut in the commit barrier")
+        except BaseException:
+            s.unwinder.unmask()
+            raise
+        self._inside = s.gate.body = True
+        s.standing.status = Status.TORN
+        s.standing.at(State.BODY)
+        try:
+            s.point("body")
+        except BaseException:
+            self._leave()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        s = self._engine
+        try:
+            if error is None:
+                s.point("after")
+                if s.state.private.drew():
+                    raise UsageError(
+                        f"the commit body of step {s.step} drew random numbers: a rank that rolls forward would draw differently. "
+                        "Draw before `with session.commit()`, or from a generator of your own seeded by session.step"
+                    )
+                s.state.share_moved()
+        finally:
+            self._leave()
+        if error is None:
+            self._advance()
+
+    @property
+    def inside(self) -> bool:
+        """Whether the body is running."""
+        return self._inside
+
+    def forget(self) -> None:
+        """The block unwound: no body is running."""
+        if self._inside:
+            self._inside = self._engine.gate.body = False
+        self._rolling = False
+
+    def _leave(self) -> None:
+        self._inside = self._engine.gate.body = False
+        self._engine.unwinder.unmask()
+
+    def _advance(self) -> None:
+        s = self._engine
+        s.standing.committed()
+        s.state.shared.commit()
+        s.standing.at(State.STEP)
+        if s.first_commit:
+            s.first_commit = False
+            s.tell(Committed(incarnation=s.board.current, step=s.step, at=s.clock()))
+        s.local.committed()
+        s.unwinder.stepped()
+        if self._rolling:
+            self._rolling = False
+            raise Interrupted("rolled forward")
+        s.end_at_limit()
+        s.gate.check()
+        s.point("step")
+
+    def _allowed(self) -> None:
+        s = self._engine
+        if not s.running:
+            raise UsageError(
+                "session.commit() outside a recoverable block: steps are committed inside the function that @session.recoverable decorates"
+            )
+        if self._inside:
+            raise UsageError(f"nested session.commit() in step {s.step}: a step is one commit")
+        s.off_main_thread("session.commit()")
+        if s.state.shared.joining():
+            raise UsageError("session.commit() inside ddp.join(): all ranks must commit the same steps; use drop_last=True or pad the data")
+
+    def _may_roll_forward(self) -> bool:
+        s = self._engine
+        s.standing.status = Status.PREPARED
+        plan = s.lifecycle.acknowledge()
+        s.standing.status = Status.CLEAN
+        return plan.roles[s.rank] is Role.ROLL_FORWARD
+
+
+def barrier(engine: "Engine", *, done: bool) -> bool:
+    """Pass a 4-byte barrier with all ranks that also compares the step; false when a fault cut it.
+
+    Raises ``UsageError`` on every rank when some commit while others are ``done`` with the block, or are at another step.
+    """
+    if engine.world_size == 1:
+        return True
+    code = engine.step % _WRAP
+    word = torch.tensor([code, -code, int(done), -int(done)], dtype=torch.int8)
+    options = AllreduceOptions()
+    options.reduceOp = ReduceOp.MAX  # type: ignore[assignment]
+    try:
+        work = engine.gate.forward(engine.local.world, OPS["allreduce"], ([word], options), {}, [word], observe=False)
+        engine.point("barrier")
+        if not work.poll():
+            with engine.gate.waiting(f"{'end of block' if done else 'commit'} barrier", engine.step):
+                while not work.poll():
+                    if engine.board.revoked:
+                        return False
+    except Interrupted:
+        return False
+    step, minus_step, all_done, minus_done = word.tolist()
+    if step != -minus_step or all_done != -minus_done:
+        raise _uneven(engine, done=done)
+    return True
+
+
+def _uneven(engine: "Engine", *, done: bool) -> UsageError:
+    mine = engine.step.to_bytes(8, "little") + bytes([done])
+    rows = engine.local.comms.gather(mine)
+    where = [(r, int.from_bytes(row[:8], "little"), bool(row[8])) for r, row in enumerate(rows)]
+    over = [f"rank {r} at step {s}" for r, s, d in where if d]
+    going = [f"rank {r} at step {s}" for r, s, d in where if not d]
+    return UsageError(
+        f"uneven batches: finished the block: {', '.join(over) or 'none'}; committing: {', '.join(going) or 'none'}. Every rank must commit the same "
+        "number of steps: drop the last batches (drop_last=True), pad, or end the loop by engine.step"
+    )

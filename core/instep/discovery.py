@@ -1,0 +1,142 @@
+"""What plugins are installed, told from metadata and source text alone: nothing is imported, so a broken plugin can be listed."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, metadata
+from pathlib import Path
+from typing import Literal
+
+from instep.config import Config, suggest
+from instep.hooks import HOOKS
+
+GROUP = "instep"
+Status = Literal["enabled", "off", "broken", "missing"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """One entry point of group ``instep``, and the distribution that brings it."""
+
+    name: str
+    distribution: str
+    version: str
+    entry: EntryPoint
+
+    def __str__(self) -> str:
+        """How messages name it."""
+        return f"plugin '{self.name}' ({self.distribution} {self.version})"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One line of ``instep plugins``. ``why`` says what is broken; ``hooks`` are read from the source text."""
+
+    name: str
+    status: Status
+    distribution: str | None
+    version: str | None
+    enabled: bool
+    hooks: tuple[str, ...]
+    why: str | None
+
+
+def installed() -> Mapping[str, tuple[Found, ...]]:
+    """All installed plugins by name; a name with more than one entry is claimed by several distributions."""
+    out: dict[str, tuple[Found, ...]] = {}
+    for entry in entry_points(group=GROUP):
+        dist = entry.dist
+        found = Found(entry.name, dist.name if dist else "unknown", dist.version if dist else "unknown", entry)
+        out[entry.name] = (*out.get(entry.name, ()), found)
+    return dict(sorted(out.items()))
+
+
+def listings(config: Config) -> Iterator[Listing]:
+    """Every plugin that is installed or enabled, in order of name, with what can be told to be wrong without importing it."""
+    there = installed()
+    for name in sorted({*there, *enabled(config)}):
+        claims = there.get(name, ())
+        on = name in enabled(config)
+        if len(claims) != 1:
+            yield Listing(
+                name,
+                status="broken" if claims else "missing",
+                distribution=None,
+                version=None,
+                enabled=on,
+                hooks=(),
+                why=clash(claims) if claims else missing(name, there),
+            )
+            continue
+        found = claims[0]
+        hooks, why = read_hooks(found)
+        status: Status = "broken" if why else "enabled" if on else "off"
+        yield Listing(name, status, found.distribution, found.version, on, hooks, why)
+
+
+def enabled(config: Config) -> Mapping[str, Mapping[str, object]]:
+    """The settings of each plugin that the configuration switches on, in its order."""
+    return {name: ({} if table is True else dict(table)) for name, table in config.plugins.items() if table is not False}
+
+
+def read_hooks(found: Found) -> tuple[tuple[str, ...], str | None]:
+    """The hooks that a plugin's source text implements, in lifecycle order, and what is wrong with it, if anything.
+
+    Hooks that are inherited from a class in another file are not seen.
+    """
+    file = _source_file(found.entry.module)
+    if file is None:
+        return (), f"{found}: there is no module {found.entry.module}; install {found.distribution} again"
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+        return (), f"{found}: {file} cannot be read: {error}"
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == found.entry.attr:
+            marked = [m.name for m in node.body if isinstance(m, ast.FunctionDef) and any(map(_is_hookimpl, m.decorator_list))]
+            wrong = [f"{found}: '{name}' is no hook; {suggest(name, HOOKS)}" for name in marked if name not in HOOKS]
+            return tuple(hook for hook in HOOKS if hook in marked), "\n".join(wrong) or None
+    return (), None
+
+
+def clash(claims: tuple[Found, ...]) -> str:
+    """What to say when several distributions claim one name."""
+    both = " and ".join(f"{c.distribution} {c.version}" for c in claims)
+    return f"plugin '{claims[0].name}' is claimed by {both}; uninstall all but one of them"
+
+
+def missing(name: str, there: Mapping[str, object]) -> str:
+    """What to say about a plugin that is enabled and not installed."""
+    extra = name.replace("_", "-")
+    if extra in _extras():
+        remedy = f"type: pip install 'instep[{extra}]'"
+    else:
+        remedy = f"{suggest(name, there)} Install what provides it, or set plugins.{name} = false"
+    return f"plugin '{name}' is enabled but not installed; installed are {', '.join(there) or 'none'}; {remedy}"
+
+
+def _extras() -> list[str]:
+    try:
+        return metadata("instep").get_all("Provides-Extra") or []
+    except PackageNotFoundError:
+        return []
+
+
+def _source_file(module: str) -> Path | None:
+    """The file of a module, found without importing the packages above it."""
+    path: list[str] | None = None
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:end]), path)
+        if spec is None:
+            return None
+        if end == len(parts):
+            return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+        path = list(spec.submodule_search_locations or ())
+    return None
+
+
+def _is_hookimpl(node: ast.expr) -> bool:
+    target = node.func if isinstance(node, ast.Call) else node
+    return (target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", None)) == "hookimpl"

@@ -1,0 +1,127 @@
+"""A drill: the same script with and without faults, and the first place where the two runs differ, if any."""
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from instep.errors import UsageError
+from instep.messages import Injection
+from instep.model import IncidentReport, Value
+
+Kind = Literal["kill", "raise", "hang"]
+ANYWHERE = "step forward|record backward|record collective|record record prepared barrier body amid|after after".split()
+"""Points among which a drill draws: each is reached in every step of every script."""
+
+
+class Order(Value):
+    """A fault asked for: once, when the rank first works on the step (from 0)."""
+
+    kind: Kind
+    rank: int
+    step: int
+
+
+class Difference(Value):
+    """The first thing that is not bitwise equal: a collective's result in a step, or a piece of the state at the end."""
+
+    step: int
+    rank: int
+    name: str
+
+
+class Verdict(Value):
+    """What a drill found. ``ok``: all faults happened, both runs ended well, and nothing differs."""
+
+    ok: bool
+    bitwise_equal: bool
+    first_difference: Difference | None
+    deterministic: bool
+    steps: int
+    incidents: tuple[IncidentReport, ...]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one run left behind: digests of all collective results by (step, rank), and of each rank's state at its end."""
+
+    steps: Mapping[tuple[int, int], str]
+    states: tuple[Mapping[str, str], ...]
+
+    @property
+    def length(self) -> int:
+        """Number of steps that any rank committed."""
+        return 1 + max((step for step, _ in self.steps), default=-1)
+
+
+def read(directory: Path, ranks: int) -> Trace:
+    """The trace in a drill's directory. A line that a killed worker left unfinished is skipped."""
+    steps: dict[tuple[int, int], str] = {}
+    states: list[Mapping[str, str]] = []
+    for rank in range(ranks):
+        lines = directory / f"rank-{rank}.steps.jsonl"
+        for line in lines.read_text().splitlines() if lines.exists() else ():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            steps[entry["step"], rank] = entry["digest"]
+        state = directory / f"rank-{rank}.state.json"
+        states.append(json.loads(state.read_text()) if state.exists() else {})
+    return Trace(steps, tuple(states))
+
+
+def compare(clean: Trace, other: Trace) -> Difference | None:
+    """The first difference, by step, then rank, then name.
+
+    A rank that died right behind a commit has no digest for that step, and its replacement starts at the next one; so a digest may lack
+    on some ranks, but not on all.
+    """
+    known = {step for step, _ in other.steps}
+    for step, rank in sorted(clean.steps):
+        if other.steps.get((step, rank), clean.steps[step, rank]) != clean.steps[step, rank]:
+            return Difference(step=step, rank=rank, name="collectives")
+        if step not in known:
+            return Difference(step=step, rank=rank, name="missing step")
+    for step, rank in sorted(other.steps):
+        if step >= clean.length:
+            return Difference(step=step, rank=rank, name="additional step")
+    for rank, (ours, theirs) in enumerate(zip(clean.states, other.states, strict=True)):
+        for name in sorted({*ours, *theirs}):
+            if ours.get(name) != theirs.get(name):
+                return Difference(step=clean.length, rank=rank, name=name)
+        if not ours:
+            return Difference(step=clean.length, rank=rank, name="final state")
+    return None
+
+
+def injections(orders: Sequence[Order], *, seed: int) -> list[Injection]:
+    """Each order at a point drawn from the seed."""
+    draw = random.Random(seed)
+    return [Injection(id=i, rank=o.rank, kind=o.kind, step=o.step, point=draw.choice(ANYWHERE)) for i, o in enumerate(orders, start=1)]
+
+
+def selection(*, steps: int, ranks: int, seed: int) -> list[Order]:
+    """One fault of each kind, spread over the run, when none was asked for."""
+    draw = random.Random(f"selection {seed}")
+    third = max(1, steps // 3)
+    kinds: tuple[Kind, ...] = ("kill", "raise", "hang")
+    return [
+        Order(kind=kind, rank=draw.randrange(ranks), step=min(steps - 1, i * third + draw.randrange(third))) for i, kind in enumerate(kinds)
+    ]
+
+
+def check(orders: Sequence[Order], *, steps: int, ranks: int) -> None:
+    """Raises ``UsageError`` for a fault that cannot happen."""
+    for order in orders:
+        if not 0 <= order.rank < ranks:
+            raise UsageError(f"--{order.kind} {order.rank}@{order.step}: the job has the ranks 0 to {ranks - 1}")
+        if not 0 <= order.step < steps:
+            raise UsageError(f"--{order.kind} {order.rank}@{order.step}: the run works on the steps 0 to {steps - 1}")
+
+
+def differs_by_itself(clean: Trace, again: Callable[[], Trace]) -> bool:
+    """Whether the script differs from itself without any fault."""
+    return compare(clean, again()) is not None

@@ -1,0 +1,208 @@
+"""The lifecycle of a recovery on one rank: acknowledge, plan, connect, restore, resume, verify; again for each newer fault.
+
+This module orders the phases, times them and reports their failure; plugins do the work, and ``Local`` is all it knows of the rank.
+It imports no torch and reads no clock of its own, so that a simulator can run it.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from instep.board import Board
+from instep.errors import InstepError, Interrupted, PluginError
+from instep.hooks import CommsRequest, Interruption, Recovery
+from instep.messages import Faulted, Joined, Message, Voted
+from instep.model import Fault, Plan, Receipt, Vote
+from instep.plugins import LoadedPlugins
+
+log = logging.getLogger(__name__)
+Clock = Callable[[], float]
+
+
+class Local(Protocol):
+    """What the lifecycle needs of the rank it runs on."""
+
+    @property
+    def rank(self) -> int:
+        """Own global rank."""
+
+    def settle(self) -> None:
+        """Lay communicators to rest and drop live iterators; main is about to acknowledge."""
+
+    def vote(self, incarnation: int) -> Vote:
+        """What this rank holds now."""
+
+    def phase(self, name: str) -> None:
+        """Show the phase in the record."""
+
+    def requests(self, plan: Plan) -> Sequence[CommsRequest]:
+        """The groups to connect, one request a backend."""
+
+    def install(self, request: CommsRequest, answer: tuple[str, object] | None) -> None:
+        """Put the communicators of a plugin's answer into their handles. Raises ``PluginError`` if it is none."""
+
+    def recovery(self, plan: Plan) -> Recovery:
+        """The argument of the later phases."""
+
+    def reload(self, step: int) -> None:
+        """Private state back from the record."""
+
+    def in_step(self, plan: Plan) -> None:
+        """The recovery succeeded: this rank is clean at the plan's step."""
+
+
+class Lifecycle:
+    """Brings one rank back in step after every fault."""
+
+    def __init__(self, board: Board, plugins: LoadedPlugins, local: Local, tell: Callable[[Message], None], clock: Clock) -> None:
+        self._board, self._plugins, self._local = board, plugins, local
+        self._tell, self._clock = tell, clock
+        self._receipts: list[Receipt] = []
+
+    def quiesce(self, incarnation: int, fault: Fault) -> bool:
+        """One round of ``quiesce`` on every plugin, from the control thread; false once main has acknowledged."""
+        with self._board.quieting:
+            if self._board.acknowledged >= incarnation or self._board.target != incarnation:
+                return False
+            self._quiesce(Interruption(incarnation=incarnation, fault=fault, acknowledging=False))
+        return True
+
+    def acknowledge(self) -> Plan:
+        """Vote in the newest incarnation, again if a newer one opens, and return its plan."""
+        while True:
+            try:
+                return self._acknowledge()
+            except Interrupted:
+                continue
+
+    def rejoin(self) -> None:
+        """Run attempts until this rank is in step with all others. A failed attempt is reported, and the next incarnation awaited."""
+        while True:
+            phase = "quiesce"
+            try:
+                plan = self._planned() or self.acknowledge()
+                self._receipts = []
+                self._attempt(plan)
+            except Interrupted:
+                continue
+            except Exception as error:  # noqa: BLE001 - the one place: any failure of a phase sends all ranks to the next attempt
+                phase = self._receipts[-1].phase if self._receipts else phase
+                self._failed(phase, error)
+            else:
+                self._tell(
+                    Joined(incarnation=plan.incarnation, block=plan.block, step=plan.step, at=self._clock(), receipts=tuple(self._receipts))
+                )
+                return
+
+    def report(self, error: BaseException, *, step: int, detail: str, kind: str = "exception") -> None:
+        """Tell the agent of an exception in this rank's block, and wait until it has opened the next incarnation."""
+        incarnation = self._board.target
+        fault = Fault(
+            kind="exception",
+            ranks=(self._local.rank,),
+            detail=detail,
+            detected_by="worker",
+            at=self._clock(),
+            signature=f"{kind}:{self._local.rank}:{type(error).__name__}:{step}",
+        )
+        self._tell(Faulted(incarnation=incarnation, fault=fault))
+
+    def _acknowledge(self) -> Plan:
+        board = self._board
+        board.wait(lambda b: b.target > b.current, what="the notice of a fault")
+        incarnation, fault = board.target, board.fault
+        if fault is None:
+            raise InstepError(f"incarnation {incarnation} was opened without a fault")
+        self._local.phase("quiesce")
+        with board.quieting:
+            self._quiesce(Interruption(incarnation=incarnation, fault=fault, acknowledging=True))
+            self._local.settle()
+        check = board.checker(incarnation)
+        vote = self._local.vote(incarnation)
+        check()
+        board.acknowledge(incarnation)
+        self._tell(Voted(vote=vote))
+        self._local.phase("plan")
+        board.wait(lambda b: b.plan is not None and b.plan.incarnation == incarnation, what="the plan", check=check)
+        plan = board.plan
+        if plan is None:
+            raise InstepError("the plan disappeared")
+        return plan
+
+    def _planned(self) -> Plan | None:
+        plan = self._board.plan
+        return plan if plan is not None and plan.incarnation == self._board.target > self._board.current else None
+
+    def _attempt(self, plan: Plan) -> None:
+        check = self._board.checker(plan.incarnation)
+        if not self._board.adopt(plan):
+            raise Interrupted("superseded before it began")
+        for request in self._local.requests(plan):
+            self._timed("reinit_comms", "core", functools.partial(self._connect, request))
+        recovery = self._local.recovery(plan)
+        check()
+        self._timed("restore_state", "core", functools.partial(self._answer, "restore_state", recovery))
+        check()
+        self._timed("resume_data", "core", functools.partial(self._resume, recovery))
+        check()
+        for plugin, verify in self._plugins.each("verify", recovery=recovery):
+            self._timed("verify", plugin, functools.partial(_named, plugin, verify))
+        check()
+        self._local.in_step(plan)
+
+    def _connect(self, request: CommsRequest) -> tuple[str, object]:
+        answer = self._plugins.first("reinit_comms", request=request)
+        self._local.install(request, answer)
+        return (answer[0] if answer else "core"), None
+
+    def _answer(self, hook: str, recovery: Recovery) -> tuple[str, object]:
+        answer = self._plugins.first(hook, recovery=recovery)
+        if answer is None:
+            raise PluginError(f"no enabled plugin answered {hook}: enable one (pip install 'instep[state-replica]')")
+        return answer
+
+    def _resume(self, recovery: Recovery) -> tuple[str, object]:
+        self._local.reload(recovery.plan.step)
+        return self._plugins.first("resume_data", recovery=recovery) or ("core", None)
+
+    def _timed(self, phase: str, plugin: str, run: Callable[[], tuple[str, object]]) -> None:
+        """Run one phase and keep its receipt; the last receipt names the phase that failed, if it did."""
+        self._local.phase(phase)
+        begin = self._clock()
+        self._receipts.append(Receipt(phase=phase, plugin=plugin, rank=self._local.rank, seconds=0.0))
+        plugin, result = run()
+        seconds = self._clock() - begin
+        given = result if isinstance(result, Receipt) else None
+        self._receipts[-1] = Receipt(
+            phase=phase,
+            plugin=plugin,
+            rank=self._local.rank,
+            seconds=seconds,
+            bytes=given.bytes if given else 0,
+            verified=given.verified if given else False,
+        )
+        log.info("%s by %s: %.1f ms", phase, plugin, 1e3 * seconds)
+
+    def _quiesce(self, interruption: Interruption) -> None:
+        for _plugin, run in self._plugins.each("quiesce", interruption=interruption):
+            run()
+
+    def _failed(self, phase: str, error: Exception) -> None:
+        board = self._board
+        incarnation = board.target
+        log.warning("attempt %d failed in %s: %s: %s", incarnation, phase, type(error).__name__, error, exc_info=error)
+        fault = Fault(
+            kind="plugin",
+            ranks=(self._local.rank,),
+            detail=f"{phase}: {type(error).__name__}: {error}",
+            detected_by="worker",
+            at=self._clock(),
+            signature=f"{self._local.rank}:{phase}:{type(error).__name__}",
+        )
+        self._tell(Faulted(incarnation=incarnation, fault=fault, phase=phase))
+        board.wait(lambda b: b.target > incarnation, what="the next attempt")
+
+
+def _named(plugin: str, run: Callable[[], object]) -> tuple[str, object]:
+    return plugin, run()

@@ -1,0 +1,79 @@
+"""The session without recovery: the same calls, passed through, when nothing watches over the job or instep is switched off."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from instep.agent.channel import Environment
+from instep.errors import UsageError
+from instep.model import Json
+from instep.torch import loaders
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class PlainSession:
+    """Behaves like ``Session`` in a run without faults."""
+
+    incarnation = 0
+    incidents = 0
+
+    def __init__(self, *, step: int) -> None:
+        environment = Environment.read()
+        self.rank, self.world_size, self.local_rank = environment.rank, environment.world_size, environment.local_rank
+        self.step = step
+        self._inside = self._running = False
+        if self.world_size > 1 and not dist.is_initialized():
+            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        return torch.device("cuda", self.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+    def protect(self, *, private: Mapping[str, object] | None = None, **objects: object) -> None:
+        """Give loaders their ``epoch``; nothing else is needed without recovery."""
+        for name, obj in {**objects, **(private or {})}.items():
+            loaders.adopt(name, obj, on_delivery=lambda: None)
+
+    def recoverable(self, function: Callable[P, R]) -> Callable[P, R]:
+        """The function, run once."""
+
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            if self._running:
+                raise UsageError("a block inside another block")
+            self._running = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._running = False
+
+        return run
+
+    def commit(self) -> AbstractContextManager[None]:
+        """Count a step."""
+        return self._counted()
+
+    def once(self, function: Callable[[], Json]) -> Json:
+        """Run ``function``."""
+        return function()
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        if not self._running or self._inside:
+            raise UsageError("session.commit() belongs once into each step of a recoverable block")
+        self._inside = True
+        try:
+            yield
+            self.step += 1
+        finally:
+            self._inside = False

@@ -1,0 +1,77 @@
+"""``plan``: the pure function from all votes of an incarnation to what every rank does next."""
+
+from collections.abc import Mapping, Sequence
+
+from instep.model import AddressBook, Plan, Role, Status, Unrecoverable, Vote
+
+_HOLDS = {Status.CLEAN: 0, Status.PREPARED: 0, Status.UNPUB: 0, Status.APPLIED: 1}
+"""Steps beyond the vote's own that a rank holds already."""
+
+
+def held(vote: Vote) -> tuple[int, int] | None:
+    """The newest (block, step) that a rank holds completely, ``None`` for torn and fresh ones."""
+    extra = _HOLDS.get(vote.status)
+    return None if extra is None else (vote.block, vote.step + extra)
+
+
+def role(vote: Vote, block: int, step: int) -> Role:
+    """What a rank must do to stand at the target."""
+    if held(vote) == (block, step):
+        return Role.KEEP
+    if vote.status is Status.PREPARED and (vote.block, vote.step + 1) == (block, step):
+        return Role.ROLL_FORWARD
+    return Role.RESTORE
+
+
+def plan(votes: Sequence[Vote]) -> Plan | Unrecoverable:
+    """The plan for the votes of one incarnation, one vote a rank, whatever their order.
+
+    The target is the highest step that some rank holds; prepared ranks roll forward iff the target is one ahead of them. Every
+    rank that is not at the target restores each of its shard groups from all replicas that are. Raises nothing.
+    """
+    ordered = sorted(votes, key=lambda v: v.rank)
+    incarnation = ordered[0].incarnation
+    points = [point for vote in ordered if (point := held(vote)) is not None]
+    if not points:
+        return Unrecoverable(incarnation=incarnation, why=f"no rank holds a complete step ({_census(ordered)})")
+    block, step = max(points)
+    behind = [v.rank for v in ordered if v.block != block]
+    if behind:
+        return Unrecoverable(incarnation=incarnation, why=f"ranks {behind} are not in block {block} ({_census(ordered)})")
+    if why := _different_groups(ordered):
+        return Unrecoverable(incarnation=incarnation, why=why)
+    roles = tuple(role(vote, block, step) for vote in ordered)
+    donors = _donors(ordered, roles)
+    if isinstance(donors, str):
+        return Unrecoverable(incarnation=incarnation, why=f"{donors} ({_census(ordered)})")
+    book = AddressBook(incarnation=incarnation, addresses=tuple(v.address for v in ordered), notes=tuple(v.notes for v in ordered))
+    return Plan(incarnation=incarnation, block=block, step=step, roles=roles, donors=donors, book=book)
+
+
+def _donors(votes: Sequence[Vote], roles: Sequence[Role]) -> Mapping[str, tuple[int, ...]] | str:
+    donors: dict[str, tuple[int, ...]] = {}
+    by_rank = {vote.rank: role for vote, role in zip(votes, roles, strict=True)}
+    for vote, own in zip(votes, roles, strict=True):
+        for name, replicas in vote.shards.items():
+            able = tuple(r for r in sorted(replicas) if by_rank[r] is not Role.RESTORE)
+            if own is Role.RESTORE and not able:
+                return f"shard group {name!r} of rank {vote.rank} has no replica left among ranks {list(replicas)}"
+            donors[name] = able if own is Role.RESTORE else donors.get(name, ())
+    return donors
+
+
+def _different_groups(votes: Sequence[Vote]) -> str | None:
+    made = {(vote.rank, group) for vote in votes for group in ((g.name, g.ranks, g.backend) for g in vote.groups)}
+    for vote in votes:
+        for group in vote.groups:
+            lacking = [r for r in group.ranks if (r, (group.name, group.ranks, group.backend)) not in made]
+            if lacking:
+                return (
+                    f"process group {group.name!r} over ranks {list(group.ranks)} exists on rank {vote.rank} but not on ranks {lacking}: "
+                    "a replacement must make the same groups in the same order before its block"
+                )
+    return None
+
+
+def _census(votes: Sequence[Vote]) -> str:
+    return ", ".join(f"rank {v.rank} {v.status.value} at block {v.block} step {v.step}" for v in votes)

@@ -1,0 +1,176 @@
+"""Loads the plugins that the configuration enables, and asks their hooks one by one.
+
+Nothing else is imported: installed is not enabled. Every error names the plugin, its distribution and version, what is wrong and
+what to do. A bare hook call of pluggy would stop at the first exception without naming the plugin; ``LoadedPlugins`` does not.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+import pluggy
+from pydantic import ValidationError
+
+from instep.config import Config, suggest
+from instep.discovery import Found, clash, enabled, installed, missing, read_hooks
+from instep.errors import ConfigError, InstepError, PluginError
+from instep.hooks import HOOK_API, HOOKS, Plugin
+
+
+class LoadedPlugins:
+    """The plugins of one process, asked in the order of the configuration; ``tryfirst`` and ``trylast`` bend it, core is last."""
+
+    def __init__(self, plugins: Mapping[str, Plugin] | None = None) -> None:
+        self._manager = pluggy.PluginManager("instep")
+        self._manager.add_hookspecs(Plugin)
+        self._plugins = dict(plugins or {})
+        self._own: set[str] = set()
+        for name, plugin in reversed(self._plugins.items()):
+            self._add(name, plugin)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all plugins, core's own last."""
+        return tuple(self._plugins)
+
+    def get(self, name: str) -> Plugin | None:
+        """The instance of a plugin, ``None`` if it is not loaded."""
+        return self._plugins.get(name)
+
+    def register(self, name: str, plugin: Plugin) -> None:
+        """Add a part of core itself, which answers after every plugin."""
+        if name in self._plugins:
+            raise PluginError(f"the name '{name}' belongs to core; rename the plugin that claims it")
+        self._own.add(name)
+        self._plugins[name] = plugin
+        self._add(name, plugin)
+
+    def each(self, hook: str, **arguments: object) -> Iterator[tuple[str, Callable[[], object]]]:
+        """The implementations of a hook, one by one: the plugin's name, and the call, ready to be made and timed.
+
+        An implementation may take fewer arguments than the hook has. ``close`` runs in reverse order. What a call raises carries a
+        note that names hook and plugin.
+        """
+        caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
+        ordered = caller.get_hookimpls()[::-1]
+        ordered.sort(key=lambda implementation: implementation.plugin_name in self._own)
+        for implementation in reversed(ordered) if hook == "close" else ordered:
+            accepted = {name: arguments[name] for name in implementation.argnames}
+            bound = functools.partial(implementation.function, **accepted)
+            yield implementation.plugin_name, functools.partial(_named, hook, implementation.plugin_name, bound)
+
+    def first(self, hook: str, **arguments: object) -> tuple[str, object] | None:
+        """The first answer to a hook that is not ``None`` and the plugin that gave it; ``None`` if nobody answers."""
+        for name, call in self.each(hook, **arguments):
+            answer = call()
+            if answer is not None:
+                return name, answer
+        return None
+
+    def _add(self, name: str, plugin: Plugin) -> None:
+        try:
+            self._manager.register(plugin, name=name)
+        except pluggy.PluginValidationError as error:
+            raise PluginError(f"plugin '{name}': {error}") from error
+
+
+def load(config: Config, *, implementing: Collection[str] | None = None) -> LoadedPlugins:
+    """Import and set up what the configuration enables.
+
+    Args:
+        config: the configuration; its ``plugins`` table says which, with what settings.
+        implementing: import only plugins whose source text shows one of these hooks (the agent wants few, and no torch).
+
+    Raises:
+        PluginError: a plugin is not installed, claimed twice, cannot be imported, or breaks the rules of hooks.
+        ConfigError: the settings of a plugin are wrong.
+    """
+    there = installed()
+    plugins: dict[str, Plugin] = {}
+    errors: list[InstepError] = []
+    for name, settings in enabled(config).items():
+        try:
+            found = _one(name, there)
+            if implementing is None or set(implementing) & set(read_hooks(found)[0]):
+                plugins[name] = _set_up(found, _import(found), settings)
+        except InstepError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise PluginError("\n".join(str(error) for error in errors))
+    return LoadedPlugins(plugins)
+
+
+def check(name: str, plugin: type[Plugin]) -> None:
+    """Hold a plugin class against the rules of hooks. Raises ``PluginError`` with all that is wrong; ``name`` begins each line."""
+    wrong = list(_faults(plugin))
+    if wrong:
+        raise PluginError("\n".join(f"{name}: {fault}" for fault in wrong))
+
+
+def _named(hook: str, plugin: str, call: Callable[[], object]) -> object:
+    try:
+        return call()
+    except Exception as error:
+        error.add_note(f"in hook '{hook}' of plugin '{plugin}'")
+        raise
+
+
+def _one(name: str, there: Mapping[str, tuple[Found, ...]]) -> Found:
+    claims = there.get(name, ())
+    if not claims:
+        raise PluginError(missing(name, there))
+    if len(claims) > 1:
+        raise PluginError(clash(claims))
+    return claims[0]
+
+
+def _import(found: Found) -> type[Plugin]:
+    try:
+        plugin = found.entry.load()
+    except ImportError as error:
+        own = (error.name or "").partition(".")[0] == found.entry.module.partition(".")[0]
+        lacking = f"; install {f'{found.distribution} again' if own else error.name}" if isinstance(error, ModuleNotFoundError) else ""
+        raise PluginError(f"{found} cannot be imported from {found.entry.value}: {error}{lacking}") from error
+    except Exception as error:  # importing runs foreign code, which may raise anything
+        raise PluginError(f"{found} cannot be imported from {found.entry.value}: {type(error).__name__}: {error}") from error
+    if not (isinstance(plugin, type) and issubclass(plugin, Plugin)):
+        raise PluginError(f"{found}: {found.entry.value} is not a class that inherits instep.Plugin")
+    check(str(found), plugin)
+    return plugin
+
+
+def _set_up(found: Found, plugin: type[Plugin], settings: Mapping[str, object]) -> Plugin:
+    try:
+        return plugin.model_validate(settings)
+    except ValidationError as error:
+        lines = []
+        for item in error.errors():
+            key = ".".join(str(part) for part in item["loc"])
+            if item["type"] == "extra_forbidden":
+                lines.append(f"unknown key '{key}'; {suggest(key, plugin.model_fields)}")
+            else:
+                lines.append(f"'{key}': {item['msg'].removeprefix('Value error, ')}, not {item['input']!r}")
+        raise ConfigError("\n".join(f"[plugins.{found.name}] ({found.distribution} {found.version}) {line}" for line in lines)) from None
+
+
+def _faults(plugin: type[Plugin]) -> Iterator[str]:
+    wanted = getattr(plugin, "HOOK_API", HOOK_API)
+    if wanted != HOOK_API:
+        yield f"it was written for version {wanted} of the hooks, this instep has {HOOK_API}; install versions that fit"
+        return
+    for name, method in inspect.getmembers(plugin, inspect.isfunction):
+        options = getattr(method, "instep_impl", None)
+        if options is None:
+            if name in HOOKS and method is not getattr(Plugin, name):
+                yield f"'{name}' has the name of a hook without its mark; write @instep.hookimpl above it"
+        elif name not in HOOKS:
+            yield f"'{name}' is no hook; {suggest(name, HOOKS)}"
+        elif inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method) or options["wrapper"] or options["hookwrapper"]:
+            yield f"hook '{name}' must be a plain method: no coroutine, generator or wrapper"
+        else:
+            known = inspect.signature(getattr(Plugin, name)).parameters
+            for argument in inspect.signature(method).parameters:
+                if argument not in known:
+                    yield f"hook '{name}' takes an argument '{argument}' that it is never given; {suggest(argument, list(known)[1:])}"

@@ -1,0 +1,148 @@
+"""The session: what a training script holds. ``init`` joins the job, ``protect`` names the state, blocks and commits do the rest."""
+
+import atexit
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from instep.agent.channel import Environment
+from instep.agent.records import State
+from instep.block import Blocks
+from instep.commit import Commit
+from instep.engine import Engine
+from instep.errors import UsageError
+from instep.messages import Once
+from instep.model import Json
+from instep.torch.local import LocalRank
+from instep.torch.protect import protect
+
+if TYPE_CHECKING:
+    from instep.plain import PlainSession
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Session:
+    """One rank's part in a job. Made by ``instep.init()``; one for each process."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._commit = Commit(engine)
+        self._blocks = Blocks(engine, self._commit)
+        self._calls = 0
+        self._closed = False
+
+    @property
+    def step(self) -> int:
+        """Number of steps committed so far: the index of the step being worked on."""
+        return self._engine.step
+
+    @property
+    def rank(self) -> int:
+        """Global rank of this process."""
+        return self._engine.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the job."""
+        return self._engine.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """Rank on this machine."""
+        return self._engine.local.local_rank
+
+    @property
+    def incarnation(self) -> int:
+        """Number of the communicator world; one higher after each attempt of a recovery."""
+        return max(self._engine.board.current, 0)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank: its CUDA device if there is one, else the CPU."""
+        return torch.device("cuda", self.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+    @property
+    def incidents(self) -> int:
+        """Recoveries that this process took part in."""
+        return self._engine.local.incidents
+
+    def protect(self, *, private: Mapping[str, object] | None = None, **objects: object) -> None:
+        """Name the state that a replacement needs, before the first block.
+
+        Keywords are shared state: modules (DDP too), optimizers, anything with ``state_dict``, tensors, plain dicts. Loaders and
+        generators are private by type, as are module buffers; ``private`` adds objects that each rank has for itself.
+        Raises ``UsageError`` for an object without state or of a kind that cannot be protected, naming it.
+        """
+        if self._engine.entered or self._engine.running:
+            raise UsageError(f"session.protect({', '.join(objects)}) after the first block started: protect everything before it")
+        protect(self._engine.local, objects, private or {})
+
+    def recoverable(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Decorate the training loop: after a fault it is called again at the last commit."""
+        return self._blocks.decorate(function)
+
+    def commit(self) -> AbstractContextManager[None]:
+        """The one place where shared state moves from step s to s+1, on all ranks or on none."""
+        return self._commit
+
+    def once(self, function: Callable[[], Json]) -> Json:
+        """Run ``function`` once for each rank and job; a replacement gets the recorded result. The result must be JSON."""
+        index, self._calls = self._calls, self._calls + 1
+        recorded = self._engine.local.once
+        if index < len(recorded):
+            return recorded[index]
+        value = function()
+        self._engine.tell(Once(index=index, value=value))
+        return value
+
+    def close(self) -> None:
+        """Leave the job; runs at exit by itself."""
+        if not self._closed:
+            self._closed = True
+            self._engine.standing.at(State.ENDED)
+            self._engine.local.close()
+
+    def point(self, name: str) -> None:
+        """A place where a drill or a test may inject a fault."""
+        self._engine.local.point(name)
+
+
+_sessions: list[Session] = []
+"""The session of this process; ``init`` may be called once."""
+
+
+def current() -> Session | None:
+    """The live session of this process, if any."""
+    return _sessions[-1] if _sessions else None
+
+
+def init(*, step: int = 0) -> "Session | PlainSession":
+    """Join the job and make the default process group.
+
+    ``step`` is the number of steps already done, when a checkpoint was loaded. Without ``instep run`` the result behaves the same
+    but recovers nothing, and a warning says so once. Raises ``UsageError`` when called twice or after ``init_process_group``.
+    """
+    if _sessions:
+        raise UsageError("instep.init() was called twice in one process; keep the session and pass it around")
+    if dist.is_initialized():
+        raise UsageError("instep.init() makes the process group itself: remove the call of torch.distributed.init_process_group before it")
+    environment = Environment.read()
+    from instep.plain import PlainSession
+
+    if environment.channel is None:
+        warnings.warn("instep.init() without `instep run`: training works, but nothing is protected", stacklevel=2)
+        return PlainSession(step=step)
+    local = LocalRank(environment, step=step)
+    if not local.config.enabled:
+        local.withdraw()
+        return PlainSession(step=step)
+    session = Session(Engine(local))
+    _sessions.append(session)
+    atexit.register(session.close)
+    return session

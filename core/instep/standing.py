@@ -1,0 +1,34 @@
+"""Where a rank stands: its block, its committed steps, and how complete its shared state is."""
+
+from dataclasses import dataclass
+
+from instep.agent.records import Header, State
+from instep.model import Status
+
+
+@dataclass
+class Standing:
+    """The one mutable record of progress, mirrored into the header that the agent reads."""
+
+    header: Header
+    block: int = 0
+    step: int = 0
+    status: Status = Status.CLEAN
+
+    def at(self, state: State, *, operation: str | None = None) -> None:
+        """Show what main is doing."""
+        self.header.put("state", state)
+        if operation is not None:
+            self.header.operation(operation)
+
+    def committed(self) -> None:
+        """One more step is complete on this rank."""
+        self.step += 1
+        self.status = Status.CLEAN
+        self.header.put("step", self.step)
+
+    def moved_to(self, block: int, step: int) -> None:
+        """Stand, clean, where a plan says."""
+        self.block, self.step, self.status = block, step, Status.CLEAN
+        self.header.put("block", block)
+        self.header.put("step", step)

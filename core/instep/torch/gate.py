@@ -1,0 +1,155 @@
+"""The gate: every collective of every handle passes here, is checked, counted, forwarded or looped back, and can be failed."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+from torch._C._distributed_c10d import Work
+
+from instep.agent.records import Header
+from instep.board import Board
+from instep.errors import CommsError, Interrupted, UsageError
+from instep.hooks import Communicator
+from instep.torch.graveyard import Graveyard
+from instep.torch.ops import Op
+from instep.torch.tape import Tape
+from instep.torch.works import FailableWork, finished
+
+if TYPE_CHECKING:
+    from instep.torch.handle import Handle
+
+log = logging.getLogger(__name__)
+_NOTICE = 1.0
+"""Seconds that a failed operation waits for the notice of its cause before it counts as a fault of its own."""
+
+
+class Gate:
+    """State that all handles of a process share.
+
+    ``loopback`` is true for a replacement until it joins; ``body`` inside a commit body; ``observer`` sees every result (drills).
+    """
+
+    def __init__(self, board: Board, header: Header, tape: Tape, *, loopback: bool) -> None:
+        self.board, self.header, self.tape = board, header, tape
+        self.loopback = loopback
+        self.connect: Callable[[Handle], Communicator] = _unconnected
+        self.handles: list[Handle] = []
+        self.proxies: set[FailableWork] = set()
+        self.body = False
+        self.recording = False
+        self.broken = False
+        self.observer: Callable[[str, int, Sequence[Tensor]], None] | None = None
+        self.point: Callable[[str], None] = lambda _name: None
+        self._open: deque[FailableWork] = deque()
+        self._graveyard = Graveyard()
+        self._collectives = 0
+
+    def check(self) -> None:
+        """Raise ``Interrupted`` when the communicators are out of date."""
+        self.board.check()
+
+    def issue(self, handle: "Handle", op: Op, args: Sequence[object], kwargs: dict[str, object]) -> Work:
+        """Run one operation of a handle: live, alone, or from the tape of set-up results."""
+        if self.body:
+            raise UsageError(
+                f"{op.name} on process group {handle.label!r} inside a commit body: only local updates may stand there. Move the collective before "
+                "`with session.commit()`; sharded optimizers (ZeroRedundancyOptimizer, Megatron's distributed optimizer) need their adapter"
+            )
+        outputs = op.outputs(args)
+        handle.sequence += 1
+        if self.loopback or handle.size() == 1:
+            return self._alone(handle, op, args, outputs)
+        self.check()
+        self._collectives += 1
+        self.header.put("collectives", self._collectives)
+        work = self.forward(handle, op, args, kwargs, outputs)
+        self.point("collective")
+        if self.recording:
+            work.wait()
+            self.tape.record(handle.label, op.name, outputs)
+        return work
+
+    def forward(
+        self, handle: "Handle", op: Op, args: Sequence[object], kwargs: dict[str, object], outputs: list[Tensor], *, observe: bool = True
+    ) -> FailableWork:
+        """Hand the operation to the communicator inside the handle."""
+        communicator = handle.communicator
+        if communicator is None:
+            raise CommsError(f"process group {handle.label!r} is not connected in incarnation {self.board.current}")
+        try:
+            inner: Work = getattr(communicator.group, op.name)(*args, **kwargs)
+        except RuntimeError:
+            if self.board.noticed_within(0.05):
+                raise Interrupted(f"{op.name} on {handle.label}") from None
+            raise
+        observer = self.observer if observe else None
+        work = FailableWork(self, inner, op, outputs, observer=observer, label=f"{handle.label} {op.name}", sequence=handle.sequence)
+        while self._open and self._open[0].ended():
+            self._open.popleft()
+        self._open.append(work)
+        if observer is not None and op.sliced:
+            work.get_future()
+        return work
+
+    def failed(self, label: str, error: RuntimeError) -> None:
+        """Answer a failed operation: ``Interrupted`` if its cause becomes known soon, else ``CommsError``."""
+        self.broken = True
+        if self.board.noticed_within(_NOTICE):
+            raise Interrupted(label) from None
+        raise CommsError(f"{label}: {error}") from error
+
+    @contextmanager
+    def waiting(self, label: str, sequence: int) -> Iterator[None]:
+        """Show in the record that main waits for its peers, so that it is no suspect."""
+        self.header.operation(label)
+        self.header.put("sequence", sequence)
+        self.header.put("waiting", 1)
+        try:
+            yield
+        finally:
+            self.header.put("waiting", 0)
+
+    def stale(self, incarnation: int) -> list[FailableWork]:
+        """Futures of incarnations before ``incarnation`` that nobody has completed yet."""
+        return [work for work in list(self.proxies) if work.incarnation < incarnation]
+
+    def fail_proxies(self, incarnation: int) -> int:
+        """Fail the futures that gloo has lost; called after the sockets were shut. The number of futures failed."""
+        return sum(work.fail(CommsError(f"{work.label}: aborted by a fault")) for work in self.stale(incarnation))
+
+    def bury(self) -> None:
+        """Take the communicators out of all handles and lay them to rest until their operations have ended."""
+        old = [h.communicator for h in self.handles if h.communicator is not None]
+        for handle in self.handles:
+            handle.communicator = None
+        self.fail_proxies(self.board.target)
+        works = [work for work in self._open if not work.ended()]
+        self._open.clear()
+        self.broken = False
+        if old:
+            self._graveyard.bury(old, works)
+
+    def forget(self, handle: "Handle") -> None:
+        """Drop a destroyed handle."""
+        if handle in self.handles:
+            self.handles.remove(handle)
+        if handle.communicator is not None:
+            communicator, handle.communicator = handle.communicator, None
+            self._graveyard.bury([communicator], [w for w in self._open if not w.ended()])
+
+    def graves(self) -> int:
+        """Communicators that still wait for an operation to end."""
+        return len(self._graveyard)
+
+    def _alone(self, handle: "Handle", op: Op, args: Sequence[object], outputs: list[Tensor]) -> Work:
+        op.loop(args, handle.rank(), handle.size())
+        if self.loopback and handle.size() > 1:
+            self.tape.replay(handle.label, op.name, outputs)
+        return finished(outputs)
+
+
+def _unconnected(handle: "Handle") -> Communicator:
+    raise CommsError(f"process group {handle.label!r} is made before the job is joined")

@@ -1,0 +1,251 @@
+"""This rank, as the lifecycle and the session see it: link, gate, plugins and state, wired together once."""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from instep.agent.channel import Environment
+from instep.agent.records import Header, State
+from instep.board import Board
+from instep.errors import InstepError
+from instep.hooks import CommsRequest, Job, Recovery
+from instep.injection import Injections
+from instep.lifecycle import Lifecycle
+from instep.link import Link
+from instep.messages import Message, Welcome
+from instep.model import Fault, Plan, Status, Vote
+from instep.plugins import LoadedPlugins
+from instep.plugins import load as load_plugins
+from instep.standing import Standing
+from instep.torch import joining, rng, routing
+from instep.torch.comms import Comms
+from instep.torch.control import Control
+from instep.torch.gate import Gate
+from instep.torch.handle import Handle
+from instep.torch.ledger import Ledger
+from instep.torch.receiving import Receiving
+from instep.torch.state import RankState
+from instep.torch.tape import Tape
+from instep.torch.unwind import Unwinder
+
+if TYPE_CHECKING:
+    from instep.engine import Engine
+
+log = logging.getLogger(__name__)
+_HOST = "127.0.0.1"
+
+
+class LocalRank:
+    """Everything of one birth of a rank. The constructor meets the agent, ``join`` the other ranks."""
+
+    def __init__(self, environment: Environment, *, step: int) -> None:
+        channel = environment.channel
+        if channel is None:
+            raise InstepError("no channel to an agent; start the script with `instep run`")
+        self.rank, self.world_size, self.local_rank = environment.rank, environment.world_size, environment.local_rank
+        self.incidents = 0
+        self._birth = environment.birth
+        self._delivered = 0
+        self._mark = (0, 0)
+        fresh = self._birth > 0
+        self.board = Board()
+        self.board.current = self.board.target = self.board.acknowledged = -1 if fresh else 0
+        header = Header(channel.record)
+        self.standing = Standing(header, step=step, status=Status.FRESH if fresh else Status.CLEAN)
+        header.put("step", step)
+        header.put("joined", -1)
+        self.standing.at(State.SETUP)
+        self.state = RankState(channel.record)
+        self.gate = Gate(self.board, header, Tape(channel.setup), loopback=fresh)
+        self.control = Control(self.board, header)
+        self._link = Link(channel.control)
+        self._link.start(self.control.on_message, self.control.on_beat)
+        told = joining.first_words(self.board)
+        self.config, self._secret = told.config, told.secret
+
+    def join(self, engine: "Engine") -> None:
+        """Start the plugins, meet the other ranks, make the world, and watch over the engine's block from now on."""
+        self._engine = engine
+        self.plugins: LoadedPlugins = load_plugins(self.config)
+        self.comms = Comms(self.board, self.gate, self.plugins, rank=self.rank, world_size=self.world_size, tell=self.tell)
+        job = Job(self.rank, self.world_size, self.local_rank, self._birth, _HOST, self._secret)
+        self._address = joining.start_plugins(self.plugins, job)
+        self._welcomed(joining.say_hello(self.board, self.comms, self._address, world_size=self.world_size, tell=self.tell))
+        self._routing = routing.Routing(self.gate)
+        joining.make_world(rank=self.rank, world_size=self.world_size)
+        self.gate.recording = not self.gate.loopback
+        self.unwinder = Unwinder(self.board)
+        self.lifecycle = Lifecycle(self.board, self.plugins, self, self.tell, time.monotonic)
+        self._detectors = list(self.plugins.each("detect"))
+        self._followers = any(True for _ in self.plugins.each("committed", step=0))
+        self.control.watch(self.lifecycle, self.unwinder, self.gate)
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        self.once, self.finished = welcome.once, welcome.finished
+        self.injections = Injections(welcome.injections, self.rank, self._birth, self.tell)
+        self._uninstall = self.injections.install(lambda: self.standing.step if self._engine.running else None)
+        self.gate.point = self.point
+        drill = self.config.drill
+        if drill is not None:
+            rng.seed_all(drill.seed * 1009 + self.rank)
+            self.state.ledger = Ledger(drill.directory, self.rank)
+            self.gate.observer = self.state.ledger.observe
+        self.point("setup")
+
+    def withdraw(self) -> None:
+        """Leave before anything was set up (``enabled = false``)."""
+        self._link.close()
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.control.close()
+        self.unwinder.close()
+        self._uninstall()
+        self.gate.bury()
+        for plugin, close in self.plugins.each("close"):
+            try:
+                close()
+            except Exception:  # noqa: BLE001 - leaving must not fail
+                log.exception("plugin %s: close failed", plugin)
+        self._routing.close()
+        self._link.close()
+
+    # ---- messages, points, hooks outside of recoveries
+
+    def tell(self, message: Message) -> None:
+        """Send a message to the agent."""
+        self._link.send(message)
+
+    def point(self, name: str) -> None:
+        """Let an injection fire."""
+        if self.injections:
+            self.injections.at(name, self.standing.step)
+
+    @property
+    def world(self) -> Handle:
+        """The default process group."""
+        return self.gate.handles[0]
+
+    def delivered(self) -> None:
+        """A batch is about to be delivered: the third place where an interruption lands."""
+        if self._engine.running:
+            self.gate.check()
+            self._delivered += 1
+            self.standing.header.put("deliveries", self._delivered)
+            self.point("loader")
+
+    def detect(self) -> None:
+        """Raise what a plugin's ``detect`` found, as a fault of this rank."""
+        for plugin, run in self._detectors:
+            fault = run()
+            if isinstance(fault, Fault):
+                raise InstepError(f"plugin {plugin} detected: {fault.detail}")
+
+    def committed(self) -> None:
+        """Tell the plugins that follow commits, and the drill's ledger."""
+        if self.state.ledger is not None:
+            self.state.ledger.committed(self.standing.step - 1)
+        if self._followers:
+            for plugin, run in self.plugins.each("committed", step=self.standing.step):
+                try:
+                    run()
+                except Exception:  # noqa: BLE001 - committed never raises into training
+                    log.exception("plugin %s: committed failed", plugin)
+
+    # ---- blocks
+
+    def agree(self) -> None:
+        """Before the first block: fix layouts, and prove that all ranks start from equal shared state."""
+        self.state.complete()
+        if self.world_size > 1:
+            self.state.agree(self.comms.gather)
+        self.standing.header.put("joined", 0)
+
+    def mark_groups(self) -> None:
+        """Remember which groups exist when a block starts."""
+        self._mark = (len(self.gate.handles), routing.count())
+
+    def unmake_groups(self) -> None:
+        """Groups made inside the block are gone when it is left or repeated."""
+        handles, counter = self._mark
+        if handles:
+            routing.unmake(self.gate, handles=handles, counter=counter)
+
+    def unwound(self, *, grad_enabled: bool) -> None:
+        """Clean up after the block was cut."""
+        self.gate.body = False
+        self.unwinder.reset()
+        self.unmake_groups()
+        self.state.cut(grad_enabled=grad_enabled)
+
+    # ---- instep.lifecycle.Local
+
+    def settle(self) -> None:
+        """Lay communicators to rest and drop live iterators."""
+        self.gate.bury()
+        self.state.stop_loaders()
+
+    def vote(self, incarnation: int) -> Vote:
+        """What this rank holds now."""
+        groups, standing = self.comms.groups, self.standing
+        return Vote(
+            rank=self.rank,
+            birth=self._birth,
+            incarnation=incarnation,
+            block=standing.block,
+            step=standing.step,
+            status=standing.status,
+            groups=groups,
+            address=self._address,
+            shards={"replica": tuple(range(self.world_size))},
+            notes={**self.comms.announce(groups), **self.state.notes()},
+        )
+
+    def phase(self, name: str) -> None:
+        """Show the phase in the record."""
+        self.standing.at(State.RECOVERY, operation=name)
+
+    def requests(self, plan: Plan) -> Sequence[CommsRequest]:
+        """The groups to connect, one request a backend, in the order of the vote."""
+        self.point("connect")
+        return self.comms.requests(plan.book)
+
+    def install(self, request: CommsRequest, answer: tuple[str, object] | None) -> None:
+        """Put the new communicators into their handles."""
+        self.comms.install(request, self.comms.made(request, answer))
+
+    def recovery(self, plan: Plan) -> Recovery:
+        """The argument of the later phases; handles are live from here on."""
+        self.gate.loopback = False
+        self.state.complete()
+        self.state.adopt(plan)
+        return Recovery(
+            plan=plan,
+            rank=self.rank,
+            fresh=self.standing.status is Status.FRESH,
+            torn=self.standing.status is Status.TORN,
+            secret=self._secret,
+            state=Receiving(self.state.shared, self._tearing),
+            check=self.board.checker(plan.incarnation),
+            gather=self.comms.gather,
+            point=self.point,
+            deadline=time.monotonic() + self.config.deadlines.restore,
+        )
+
+    def reload(self, step: int) -> None:
+        """Private state back from the record."""
+        with self.unwinder.library():
+            self.state.private.load(step)
+
+    def in_step(self, plan: Plan) -> None:
+        """The recovery succeeded."""
+        self.standing.moved_to(plan.block, plan.step)
+        self.standing.header.put("joined", plan.incarnation)
+        self.incidents += 1
+        self.mark_groups()
+        self._engine.rejoined()
+
+    def _tearing(self) -> None:
+        if self.standing.status is not Status.FRESH:
+            self.standing.status = Status.TORN

@@ -1,0 +1,48 @@
+"""``session.protect``: sorts objects into shared and private state by their type."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from instep.errors import UsageError
+from instep.torch import loaders
+
+if TYPE_CHECKING:
+    from instep.torch.local import LocalRank
+
+
+def protect(local: "LocalRank", objects: Mapping[str, object], private: Mapping[str, object]) -> None:
+    """Take ``objects`` as shared state, loaders and generators among them and everything in ``private`` as private state."""
+    state = local.state
+    for name, obj in [*objects.items(), *private.items()]:
+        if name in state.protected:
+            raise UsageError(f"session.protect({name}=...): {name!r} is protected already")
+        state.protected[name] = obj
+    for name, obj in objects.items():
+        cursor = loaders.adopt(name, obj, on_delivery=local.delivered)
+        if cursor is not None:
+            state.add_cursor(name, cursor)
+            continue
+        state.shared.add(name, obj)
+        if isinstance(obj, nn.Module):
+            state.private.add_module(name, obj)
+    for name, obj in private.items():
+        _private(local, name, obj)
+
+
+def _private(local: "LocalRank", name: str, obj: object) -> None:
+    state = local.state
+    cursor = loaders.adopt(name, obj, on_delivery=local.delivered)
+    if cursor is not None:
+        state.add_cursor(name, cursor)
+    elif isinstance(obj, nn.Module | torch.optim.Optimizer):
+        raise UsageError(f"session.protect(private={{{name!r}: ...}}): a {type(obj).__name__} changes in the commit, so it is shared; pass it as a keyword")
+    elif hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict"):
+        state.private.add_object(name, obj)
+    else:
+        raise UsageError(
+            f"session.protect(private={{{name!r}: ...}}): a {type(obj).__name__} has no state_dict/load_state_dict; give it these two methods, "
+            "returning plain data, arrays or tensors"
+        )

@@ -1,0 +1,59 @@
+"""How process groups become handles: one registered backend, and one reversible wrapper that routes explicit gloo groups to it."""
+
+from collections.abc import Callable
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import _DistributedBackendOptions
+
+from instep.model import Group
+from instep.torch.gate import Gate
+from instep.torch.handle import Handle
+
+BACKEND = "instep"
+_ROUTED = {"gloo": BACKEND, "cpu:gloo": f"cpu:{BACKEND}"}
+_gates: list[Gate] = []
+"""The gate of the live session; torch's registry of backends has no way to pass it."""
+
+
+class Routing:
+    """Switches the routing on for one session, and off again."""
+
+    def __init__(self, gate: Gate) -> None:
+        if BACKEND.upper() not in c10d.Backend._plugins:
+            dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+        _gates.append(gate)
+        self._stock: Callable[..., object] = c10d._new_process_group_helper
+        c10d._new_process_group_helper = self._routed  # type: ignore[assignment]
+
+    def close(self) -> None:
+        """Undo the wrapper."""
+        c10d._new_process_group_helper = self._stock
+        _gates.clear()
+
+    def _routed(self, group_size: int, group_rank: int, ranks: list[int], backend: object, *args: object, **kwargs: object) -> object:
+        known = _ROUTED.get(str(backend).lower())
+        return self._stock(group_size, group_rank, ranks, dist.Backend(known) if known else backend, *args, **kwargs)
+
+
+def _create(options: "_DistributedBackendOptions", _pg_options: object) -> Handle:
+    ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    return Handle(_gates[-1], Group(name=str(options.group_id), ranks=ranks, backend="gloo"), options.group_rank)
+
+
+def world_group(size: int) -> Group:
+    """The group that ``init_process_group`` is about to make."""
+    return Group(name=str(c10d._world.group_count), ranks=tuple(range(size)), backend="gloo")
+
+
+def count() -> int:
+    """c10d's name counter; groups made in a block are unmade by setting it back."""
+    return int(c10d._world.group_count)
+
+
+def unmake(gate: Gate, *, handles: int, counter: int) -> None:
+    """Destroy the handles beyond the first ``handles`` and set c10d's name counter back, so that a repeated block finds the same names."""
+    for handle in reversed(gate.handles[handles:]):
+        dist.destroy_process_group(handle)
+    c10d._world.group_count = counter
+    c10d._world.pg_coalesce_state.clear()

@@ -1,0 +1,88 @@
+"""All state of a rank: what is protected, shared and private, and how it is checked, adopted, cleaned and digested."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from instep.errors import UsageError
+from instep.model import Json, Plan
+from instep.torch import reset
+from instep.torch.ledger import Ledger
+from instep.torch.private import Private
+from instep.torch.shared import Shared
+
+if TYPE_CHECKING:
+    from instep.torch.loaders import Cursor
+
+CORE = "core"
+"""Name of core's own notes in a vote."""
+
+
+class RankState:
+    """Shared and private state behind one object; ``ledger`` is there in a drill only."""
+
+    def __init__(self, record: int) -> None:
+        self.protected: dict[str, object] = {}
+        self.private, self.shared = Private(record), Shared()
+        self.ledger: Ledger | None = None
+        self._cursors: list[Cursor] = []
+        self.shared.census.start()
+
+    def add_cursor(self, name: str, cursor: "Cursor") -> None:
+        """Keep the position of a loader or generator."""
+        self.private.add_cursor(name, cursor)
+        self._cursors.append(cursor)
+
+    def complete(self) -> None:
+        """Everything is protected: check coverage, fix layouts. Does nothing the second time."""
+        if not self.private.frozen:
+            self.shared.check_coverage()
+            self.private.freeze()
+
+    def agree(self, gather: Callable[[bytes], Sequence[bytes]]) -> None:
+        """Prove that all ranks start from equal shared state. Raises ``UsageError`` naming the first difference."""
+        if len(set(gather(self.shared.digest().to_bytes(8, "little")))) == 1:
+            return
+        for name, digest in self.shared.digests().items():
+            rows = gather(bytes.fromhex(digest.rjust(16, "0")))
+            if len(set(rows)) > 1:
+                odd = {rank: row.hex() for rank, row in enumerate(rows)}
+                raise UsageError(
+                    f"shared state {name!r} differs between ranks before the first block: {odd}. Seed all ranks alike before building it, broadcast it, "
+                    "or wrap the model in DDP (which broadcasts) before session.protect"
+                )
+        raise UsageError("shared state differs in structure between ranks before the first block: protect the same objects on every rank")
+
+    def share_moved(self) -> None:
+        """Buffers that a commit body changed are shared from now on."""
+        for name, tensor in self.private.buffers.moved():
+            self.shared.adopt_buffer(name, tensor)
+
+    def notes(self) -> dict[str, Json]:
+        """What peers must know of this rank's state: buffers that turned out to be shared."""
+        return {CORE: {"adopted": [*self.private.buffers.shared]}}
+
+    def adopt(self, plan: Plan) -> None:
+        """Share the buffers that any rank found to be shared."""
+        names: set[str] = set()
+        for notes in plan.book.notes:
+            core = notes.get(CORE)
+            if isinstance(core, dict) and isinstance(adopted := core.get("adopted"), list):
+                names.update(str(name) for name in adopted)
+        for name, tensor in self.private.buffers.share(names):
+            self.shared.adopt_buffer(name, tensor)
+
+    def stop_loaders(self) -> None:
+        """Drop live iterators off the critical path."""
+        for cursor in self._cursors:
+            cursor.quiesce()
+
+    def cut(self, *, grad_enabled: bool) -> None:
+        """Clean what an interrupted step left dirty."""
+        reset.clean(self.protected.values(), grad_enabled=grad_enabled)
+        if self.ledger is not None:
+            self.ledger.drop()
+
+    def dump(self) -> None:
+        """Leave the digests of all state for a drill to compare."""
+        if self.ledger is not None:
+            self.ledger.state({**self.shared.digests(), **self.private.digests()})

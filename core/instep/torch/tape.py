@@ -1,0 +1,103 @@
+"""The tape of set-up results: what the collectives outside blocks gave, so that a replacement gets the same without its peers.
+
+Results of parameter synchronisation (DDP's constructor) are not kept: parameters come from a donor later. Results beyond the limit
+are kept as a digest only; if loopback gives something else then, the script cannot be replayed and an error names the call.
+"""
+
+import json
+import os
+import struct
+import sys
+from collections.abc import Sequence
+
+import torch
+import xxhash
+from torch import Tensor
+
+from instep.errors import UsageError
+
+LIMIT = 64 * 1024 * 1024
+_HEAD = struct.Struct("<II")
+_PARAMETER_SYNC = frozenset({"_sync_params_and_buffers", "_sync_module_states"})
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor on the host."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+class Tape:
+    """An append-only file of results in call order. One tape serves all births of a rank."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._at = 0
+        self._kept = 0
+        self._calls = 0
+
+    def record(self, label: str, op: str, outputs: Sequence[Tensor]) -> None:
+        """Append one result."""
+        size = sum(t.numel() * t.element_size() for t in outputs)
+        keep = "skip" if _is_parameter_sync() else "data" if self._kept + size <= LIMIT else "digest"
+        body = b""
+        if keep == "data":
+            body = b"".join(bytes(raw(t)) for t in outputs)
+            self._kept += size
+        elif keep == "digest":
+            body = _digest(outputs)
+        head = json.dumps([label, op, keep, [[str(t.dtype), list(t.shape)] for t in outputs]]).encode()
+        self._at += os.pwrite(self._fd, _HEAD.pack(len(head), len(body)) + head + body, self._at)
+        self._calls += 1
+
+    def replay(self, label: str, op: str, outputs: Sequence[Tensor]) -> None:
+        """Write the recorded result of this call into ``outputs``, which hold the loopback result. Raises ``UsageError`` on another sequence."""
+        sizes = os.pread(self._fd, _HEAD.size, self._at)
+        if len(sizes) < _HEAD.size:
+            raise UsageError(
+                f"the replacement made a collective that its predecessor did not make: call {self._calls}, {op} on {label!r}. "
+                "Set-up before the block must make the same collectives on every birth of a rank"
+            )
+        head_size, body_size = _HEAD.unpack(sizes)
+        head, body = os.pread(self._fd, head_size, self._at + _HEAD.size), os.pread(self._fd, body_size, self._at + _HEAD.size + head_size)
+        then_label, then_op, keep, shapes = json.loads(head)
+        now = [[str(t.dtype), list(t.shape)] for t in outputs]
+        if (then_label, then_op, shapes) != (label, op, now):
+            raise UsageError(
+                f"set-up collective {self._calls} of the replacement is {op} on {label!r} of {now}, its predecessor made {then_op} on {then_label!r} of "
+                f"{shapes}: set-up before the block must not depend on the birth, the time or on randomness without a seed"
+            )
+        self._play(keep, body, outputs, call=f"{op} on {label!r} (call {self._calls})")
+        self._at += _HEAD.size + head_size + body_size
+        self._kept += body_size if keep == "data" else 0
+        self._calls += 1
+
+    def _play(self, keep: str, body: bytes, outputs: Sequence[Tensor], *, call: str) -> None:
+        if keep == "digest" and _digest(outputs) != body:
+            raise UsageError(
+                f"the result of set-up collective {call} is larger than the {LIMIT} bytes kept for replacements, and cannot be computed alone: "
+                "protect what it fills, or read it from storage on every rank"
+            )
+        at = 0
+        for tensor in outputs if keep == "data" else ():
+            size = tensor.numel() * tensor.element_size()
+            if size:
+                piece = torch.frombuffer(bytearray(body[at : at + size]), dtype=tensor.dtype).view(tensor.shape)
+                tensor.detach().copy_(piece)
+            at += size
+
+
+def _digest(outputs: Sequence[Tensor]) -> bytes:
+    digest = xxhash.xxh3_64()
+    for tensor in outputs:
+        digest.update(raw(tensor))
+    return digest.digest()
+
+
+def _is_parameter_sync() -> bool:
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name in _PARAMETER_SYNC:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

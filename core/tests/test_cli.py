@@ -1,0 +1,187 @@
+"""The command: exit codes, one message for each error, JSON for machines, and no torch where none is needed."""
+
+import json
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from instep.cli import timeline
+from instep.cli.main import COMMANDS, main
+from instep.model import Attempt, Fault, IncidentReport, Receipt
+
+
+@pytest.fixture(autouse=True)
+def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def incident(number: int = 1, *, resumed: float | None = 0.12, failed: str | None = None) -> IncidentReport:
+    fault = Fault(kind="exit", ranks=(0,), detail="signal 9", detected_by="agent", at=5.0)
+    phases = [("quiesce", "core", 0.01, 0), ("reinit_comms", "init_gloo", 0.02, 0), ("restore_state", "state_replica", 0.04, 3_000_000)]
+    receipts = tuple(
+        Receipt(phase=phase, plugin=plugin, rank=rank, seconds=seconds * (1 if rank else 0.5), bytes=size if rank == 0 else 0)
+        for phase, plugin, seconds, size in phases
+        for rank in range(2)
+    )
+    return IncidentReport(
+        incident=number,
+        fault=fault,
+        attempts=(Attempt(incarnation=1, fault=fault, failed_phase=failed), Attempt(incarnation=2, fault=fault)),
+        scope="in_process",
+        step=20,
+        steps_lost=0,
+        phases=receipts,
+        seconds_to_resume=resumed,
+        seconds_to_step=None if resumed is None else resumed + 0.03,
+        bytes_moved=3_000_000,
+        verified=True,
+    )
+
+
+def write(directory: Path, *incidents: IncidentReport, rest: str = "") -> Path:
+    file = directory / "incidents.jsonl"
+    file.write_text("".join(i.model_dump_json() + "\n" for i in incidents) + rest, encoding="utf-8")
+    return file
+
+
+def test_bare_instep_shows_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr().out
+    assert [name for name in COMMANDS if name not in shown] == []
+
+
+def test_every_command_has_a_module_behind_it() -> None:
+    assert [name for name, command in COMMANDS.items() if find_spec(command.target.partition(":")[0]) is None] == []
+
+
+def test_an_unknown_command_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rnu"]) == 2
+    assert capsys.readouterr().err == "instep: there is no command 'rnu'; did you mean 'run'?\n"
+
+
+def test_a_wrong_option_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["plugins", "--jsn"])
+    assert caught.value.code == 2
+    assert "--jsn" in capsys.readouterr().err
+
+
+def test_plugins_as_json(capsys: pytest.CaptureFixture[str], empty_directory: Path) -> None:
+    (empty_directory / "instep.toml").write_text("plugins = {init_gloo = false, state_replica = false, ghost = true}", encoding="utf-8")
+    assert main(["plugins", "--json"]) == 1
+    listed = {line["name"]: line for line in json.loads(capsys.readouterr().out)}
+    assert (listed["ghost"]["status"], listed["ghost"]["enabled"]) == ("missing", True)
+    assert "not installed" in listed["ghost"]["why"]
+    assert all(not line["enabled"] for name, line in listed.items() if name != "ghost")
+
+
+def test_plugins_answers_quickly_and_without_torch() -> None:
+    program = "import sys; from instep.cli.main import main; main(['plugins']); print('torch' in sys.modules)"
+    seconds = []
+    for _ in range(3):
+        start = time.monotonic()
+        run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
+        seconds.append(time.monotonic() - start)
+        assert run.stdout.splitlines()[-1] == "False"
+    assert min(seconds) < 0.5
+
+
+def test_check_shows_each_value_and_its_source(capsys: pytest.CaptureFixture[str], empty_directory: Path) -> None:
+    (empty_directory / "instep.toml").write_text(
+        "plugins = {init_gloo = false, state_replica = false}\nlimits.same_fault = 4", encoding="utf-8"
+    )
+    assert main(["check", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["ok"], report["file"], report["errors"]) == (True, "instep.toml", [])
+    assert report["values"]["limits.same_fault"] == {"value": 4, "source": "instep.toml"}
+    assert report["values"]["watchdog.tick"] == {"value": 0.05, "source": "default"}
+    assert main(["check"]) == 0
+    assert "limits.same_fault" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [("limit = 1", "unknown key 'limit'"), ("plugins = {init_gloo = false, state_replica = false, ghost = true}", "'ghost'")],
+)
+def test_check_fails_on_a_wrong_key_and_on_a_wrong_plugin(
+    text: str, part: str, capsys: pytest.CaptureFixture[str], empty_directory: Path
+) -> None:
+    (empty_directory / "other.toml").write_text(text, encoding="utf-8")
+    assert main(["check", "other.toml", "--json"]) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert not report["ok"]
+    assert part in report["errors"][0]
+    assert main(["check", "other.toml"]) == 2
+    assert part in capsys.readouterr().out
+
+
+def test_a_wrong_configuration_is_one_message_for_every_command(capsys: pytest.CaptureFixture[str], empty_directory: Path) -> None:
+    (empty_directory / "instep.toml").write_text("[watchdog]\nstal = 1", encoding="utf-8")
+    assert main(["plugins"]) == 2
+    assert capsys.readouterr().err == "instep: instep.toml: unknown key 'watchdog.stal'; did you mean 'watchdog.stall'?\n"
+
+
+def test_report_draws_every_incident(capsys: pytest.CaptureFixture[str], empty_directory: Path) -> None:
+    write(empty_directory, incident(1), incident(2, failed="restore_state"), incident(3, resumed=None))
+    assert main(["report", str(empty_directory)]) == 0
+    shown = capsys.readouterr().out
+    for part in ("incident 1: exit of rank 0 at step 20 (signal 9)", "150.0 ms", "state_replica", "3.0 MB", "0 steps lost", "never"):
+        assert part in shown
+    assert "attempt 1 failed in restore_state" in shown
+    assert shown.rstrip().splitlines()[-1].startswith("3 incidents, median 150.0 ms")
+
+
+def test_report_as_json_holds_all(capsys: pytest.CaptureFixture[str], empty_directory: Path) -> None:
+    file = write(empty_directory, incident(1), incident(2))
+    assert main(["report", "--json", str(file)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [IncidentReport.model_validate(i) for i in report["incidents"]] == [incident(1), incident(2)]
+    assert (report["count"], report["median_seconds_to_step"], report["bytes_moved"]) == (2, 0.15, 6_000_000)
+
+
+def test_report_on_a_run_without_incidents(capsys: pytest.CaptureFixture[str], empty_directory: Path) -> None:
+    write(empty_directory)
+    assert main(["report", "."]) == 0
+    assert capsys.readouterr().out == "no incidents\n"
+
+
+def test_report_on_a_directory_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "nowhere"]) == 2
+    assert capsys.readouterr().err == "instep: nowhere does not exist; give the --report-dir of a run\n"
+
+
+def test_report_passes_over_an_unfinished_last_line_and_refuses_any_other_damage(
+    capsys: pytest.CaptureFixture[str], empty_directory: Path
+) -> None:
+    write(empty_directory, incident(1), rest='{"incident": 2, "fau')
+    assert main(["report", "."]) == 0
+    assert "unfinished" in capsys.readouterr().err
+    write(empty_directory, incident(1), rest='{"incident": 2}\n')
+    assert main(["report", "."]) == 1
+    assert "incidents.jsonl:2: no incident: fault Field required" in capsys.readouterr().err
+
+
+def test_bars_follow_one_another_and_fill_the_time_to_the_first_step() -> None:
+    drawn = timeline.bars(incident())
+    assert [bar.phase for bar in drawn] == ["detect, unwind", "quiesce", "reinit_comms", "restore_state", "first step"]
+    assert [round(bar.start, 6) for bar in drawn] == [0.0, 0.05, 0.06, 0.08, 0.12]
+    assert round(drawn[-1].start + drawn[-1].seconds, 6) == 0.15
+    assert drawn[3].bytes == 3_000_000
+    assert timeline.bars(incident(resumed=None))[0].phase == "quiesce"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(None, "never"), (0.0123, "12.3 ms"), (0.9999, "999.9 ms"), (2.5, "2.50 s")])
+def test_seconds_for_people(seconds: float | None, text: str) -> None:
+    assert timeline.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1_500, "1.5 kB"), (2_000_000_000, "2.0 GB"), (3 * 10**12, "3.0 TB")]
+)
+def test_bytes_for_people(count: int, text: str) -> None:
+    assert timeline.size(count) == text

@@ -1,0 +1,69 @@
+"""``state_replica``: a lost rank's shared state from its replicas, striped over all of them and verified."""
+
+import socket
+import time
+from collections.abc import Mapping
+
+from pydantic import Field, PrivateAttr
+
+from instep.errors import InstepError
+from instep.hooks import Interruption, Job, Plugin, Recovery, hookimpl
+from instep.model import Receipt
+from instep_state_replica.sockets import Sockets, listen
+from instep_state_replica.transfer import PORT, Limits, Transfer, roster
+from instep_state_replica.verify import agree
+
+NAME = "state_replica"
+
+
+class StateReplica(Plugin):
+    """Donors send to restoring ranks over sockets of their own; every stripe is digested, and all ranks compare in the end."""
+
+    chunk_bytes: int = Field(default=1 << 20, ge=4096, description="bytes of one read or write")
+    connect_timeout: float = Field(default=5.0, gt=0, description="seconds that connecting to a peer may take")
+    compare_digests: bool = Field(default=True, description="compare the shared state of all ranks after each recovery")
+
+    _listener: socket.socket | None = PrivateAttr(default=None)
+    _sockets: Sockets = PrivateAttr(default_factory=Sockets)
+
+    @hookimpl
+    def start(self, job: Job) -> Mapping[str, int]:
+        """Open the listener for transfers."""
+        self._listener = listen(job.host)
+        return {PORT: int(self._listener.getsockname()[1])}
+
+    @hookimpl
+    def quiesce(self, interruption: Interruption) -> None:
+        """Cut transfers of older incarnations."""
+        self._sockets.shut_older(interruption.incarnation)
+
+    @hookimpl
+    def restore_state(self, recovery: Recovery) -> Receipt | None:
+        """Donors send, restoring ranks receive, and all ranks align their gradient buckets."""
+        ranks = roster(recovery.plan)
+        if ranks is None:
+            return None
+        if self._listener is None:
+            raise InstepError(f"{NAME}: start was not called; state is restored inside a job")
+        began = time.monotonic()
+        recovery.point("restore")
+        limits = Limits(chunk=self.chunk_bytes, connect=self.connect_timeout)
+        received = Transfer(recovery, ranks, listener=self._listener, sockets=self._sockets, limits=limits).run()
+        seconds = time.monotonic() - began
+        return Receipt(phase="restore_state", plugin=NAME, rank=recovery.rank, seconds=seconds, bytes=received, verified=True)
+
+    @hookimpl
+    def verify(self, recovery: Recovery) -> Receipt | None:
+        """Compare step and digest over all ranks."""
+        if not self.compare_digests:
+            return None
+        began = time.monotonic()
+        agree(recovery)
+        return Receipt(phase="verify", plugin=NAME, rank=recovery.rank, seconds=time.monotonic() - began, verified=True)
+
+    @hookimpl
+    def close(self) -> None:
+        """Close the listener."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None

@@ -1,0 +1,92 @@
+"""A stripe: a contiguous range of the bytes of many buffers, moved without copies and digested as it passes."""
+
+import socket
+from collections.abc import Callable, Generator, Sequence
+
+import xxhash
+
+from instep_state_replica.reactor import READ, WRITE
+
+_BUFFERS = 256
+"""Buffers in one system call; the system allows 1024."""
+
+
+def cut(total: int, parts: int, index: int) -> tuple[int, int]:
+    """First byte, and the one after the last, of part ``index`` of ``parts`` nearly equal ones."""
+    return total * index // parts, total * (index + 1) // parts
+
+
+class Stripe:
+    """Walks the bytes from ``start`` to ``end`` of ``buffers`` in chunks of at most ``chunk`` bytes.
+
+    ``half`` is called once, when half of the bytes have passed; a chunk ends there.
+    """
+
+    def __init__(self, buffers: Sequence[memoryview], start: int, end: int, *, chunk: int, half: Callable[[], None]) -> None:
+        self.size, self.done = end - start, 0
+        self._parts = list(_within(buffers, start, end))
+        self._index = self._offset = 0
+        self._chunk, self._half, self._middle = chunk, half, (end - start + 1) // 2
+        self._digest = xxhash.xxh3_64()
+
+    def digest(self) -> bytes:
+        """Eight bytes that depend on all that has passed, and its order."""
+        return self._digest.digest()
+
+    def send(self, sock: socket.socket) -> Generator[int, None, None]:
+        """Send all of it."""
+        while self.done < self.size:
+            try:
+                count = sock.sendmsg(self._next())
+            except BlockingIOError:
+                yield WRITE
+                continue
+            self._advance(count)
+            yield WRITE
+
+    def receive(self, sock: socket.socket) -> Generator[int, None, None]:
+        """Receive all of it in place."""
+        while self.done < self.size:
+            try:
+                count = sock.recvmsg_into(self._next())[0]
+            except BlockingIOError:
+                yield READ
+                continue
+            if not count:
+                raise ConnectionError(f"the connection was closed by the other side after {self.done} of {self.size} bytes")
+            self._advance(count)
+            yield READ
+
+    def _next(self) -> list[memoryview]:
+        left = min(self._chunk, (self._middle if self.done < self._middle else self.size) - self.done)
+        out: list[memoryview] = []
+        index, offset = self._index, self._offset
+        while left and len(out) < _BUFFERS:
+            part = self._parts[index][offset : offset + left]
+            out.append(part)
+            left -= len(part)
+            index, offset = index + 1, 0
+        return out
+
+    def _advance(self, count: int) -> None:
+        before = self.done
+        self.done += count
+        while count:
+            part = self._parts[self._index]
+            step = min(count, len(part) - self._offset)
+            self._digest.update(part[self._offset : self._offset + step])
+            count -= step
+            self._offset += step
+            if self._offset == len(part):
+                self._index, self._offset = self._index + 1, 0
+        if before < self._middle <= self.done:
+            self._half()
+
+
+def _within(buffers: Sequence[memoryview], start: int, end: int) -> Generator[memoryview, None, None]:
+    at = 0
+    for buffer in buffers:
+        first, last = max(start - at, 0), min(end - at, len(buffer))
+        if first < last:
+            yield buffer[first:last]
+        at += len(buffer)

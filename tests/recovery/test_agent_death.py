@@ -1,0 +1,95 @@
+"""The agent or its fork server is killed or stopped: nothing of the job lives on, and nothing is judged by a clock that stood still."""
+
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.recovery import processes
+from tests.recovery.live import live
+
+
+def leftovers() -> set[str]:
+    """Names in shared memory and in the temporary directory that a job could have made."""
+    return {str(p) for where in ("/dev/shm", tempfile.gettempdir()) for p in Path(where).iterdir() if "instep" in p.name or "torch" in p.name}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nothing_outlives_a_killed_agent(tmp_path: Path, workers: int) -> None:
+    """SIGKILL of the agent: fork server, ranks and their data loading processes are gone within a second."""
+    before = leftovers()
+    with live(tmp_path / "job", args=["--steps", "100000", "--workers", str(workers)]) as job:
+        job.reach(3)
+        everyone = processes.descendants(job.agent.pid)
+        assert len(everyone) >= 1 + 3 * (1 + workers)
+        job.agent.kill()
+        job.agent.wait(5)
+        processes.wait_for(lambda: not processes.alive(everyone), seconds=1.0, what=f"the end of {everyone}")
+    assert leftovers() <= before
+
+
+def test_a_killed_fork_server_is_named_and_the_job_starts_again(tmp_path: Path) -> None:
+    """Its workers die with it; before any loss that cannot be made good, `--max-restarts` lets the whole job start again."""
+    with live(tmp_path / "job", args=["--steps", "60", "--pause", "0.01"], options=["--max-restarts", "1"]) as job:
+        job.reach(3)
+        first = job.workers()
+        os.kill(job.forkserver(), signal.SIGKILL)
+        assert job.agent.wait(40) == 0, job.output()
+        assert not processes.alive(set(first.values()))
+        assert "fork server" in job.output()
+
+
+def test_without_restarts_a_killed_fork_server_ends_the_job(tmp_path: Path) -> None:
+    with live(tmp_path / "job", args=["--steps", "100000", "--pause", "0.01"]) as job:
+        job.reach(3)
+        everyone = processes.descendants(job.agent.pid)
+        os.kill(job.forkserver(), signal.SIGKILL)
+        assert job.agent.wait(20) == 70, job.output()
+        assert "fork server" in job.output()
+        assert not processes.alive(everyone)
+
+
+@pytest.mark.parametrize("seconds", [4, pytest.param(30, marks=[pytest.mark.full, pytest.mark.timeout(120)])])
+def test_a_stopped_agent_judges_nobody_when_it_wakes(tmp_path: Path, seconds: int) -> None:
+    """The ranks train on while the agent stands still, and no silence is held against them afterwards."""
+    with live(tmp_path / "job", args=["--steps", "100000"], settings={"watchdog.stall": 1.0}) as job:
+        job.reach(3)
+        ranks = job.workers()
+        os.kill(job.agent.pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        stopped_at = job.steps(0)[-1]["step"]
+        os.kill(job.agent.pid, signal.SIGCONT)
+        job.reach(stopped_at + 20)
+        time.sleep(1.5)
+        assert job.workers() == ranks
+        assert not job.incidents()
+
+
+def test_a_rank_killed_while_the_agent_is_stopped_comes_back(tmp_path: Path) -> None:
+    with live(tmp_path / "job", args=["--steps", "100000"], settings={"watchdog.stall": 1.0}) as job:
+        job.reach(3)
+        os.kill(job.agent.pid, signal.SIGSTOP)
+        os.kill(job.workers()[1], signal.SIGKILL)
+        time.sleep(2)
+        at = job.steps(0)[-1]["step"]
+        os.kill(job.agent.pid, signal.SIGCONT)
+        job.reach(at + 10)
+        (incident,) = job.incidents()
+        assert incident["fault"]["ranks"] == [1]  # type: ignore[index]
+
+
+def test_a_stopped_fork_server_delays_a_replacement_only(tmp_path: Path) -> None:
+    """A replacement that the fork server does not deliver in time is started as a plain interpreter instead."""
+    settings = {"watchdog.stall": 1.0, "deadlines.spawn": 1.0}
+    with live(tmp_path / "job", args=["--steps", "100000"], settings=settings) as job:
+        job.reach(3)
+        server, victim = job.forkserver(), job.workers()[2]
+        os.kill(server, signal.SIGSTOP)
+        os.kill(victim, signal.SIGKILL)
+        at = job.steps(0)[-1]["step"]
+        job.reach(at + 10)
+        os.kill(server, signal.SIGCONT)
+        assert len(job.incidents()) == 1
