@@ -9,6 +9,7 @@ from typing import Literal
 
 from instep import config, drill
 from instep.agent.agent import Launch, Outcome, run
+from instep.agent.spawner import Server
 from instep.messages import Injection
 from instep.model import IncidentReport
 
@@ -59,10 +60,10 @@ class Run:
 
 
 class Jobs:
-    """Runs jobs below one directory and keeps the clean run of each shape."""
+    """Runs jobs below one directory, forked from one warm server, and keeps the clean run of each shape."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, server: Server) -> None:
+        self._directory, self._server = directory, server
         self._clean: dict[Shape, Run] = {}
 
     def run(self, shape: Shape, faults: Iterable[Fault] = (), **settings: object) -> Run:
@@ -88,7 +89,7 @@ class Jobs:
             log_dir=str(out / "logs"),
             quiet=True,
         )
-        outcome = run(launch)
+        outcome = run(launch, server=self._server)
         finals = [json.loads(p.read_text()) if (p := out / f"final-{r}.json").exists() else {} for r in range(shape.ranks)]
         return Run(outcome, finals, drill.read(out, shape.ranks), placed)
 

@@ -7,7 +7,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.recovery.harness import BEFORE_BARRIER, BEHIND_BARRIER, IN_RECOVERY, KINDS, Fault, Jobs, Shape
+from instep.agent.agent import Launch, serving
+from tests.recovery.harness import BEFORE_BARRIER, BEHIND_BARRIER, IN_RECOVERY, JOB, KINDS, Fault, Jobs, Shape
 
 POINTS = (*BEFORE_BARRIER, *BEHIND_BARRIER)
 
@@ -37,8 +38,9 @@ def main() -> int:
     end = time.monotonic() + 60 * args.minutes
     total = incidents = done = 0
     failed: list[int] = []
-    with tempfile.TemporaryDirectory(prefix="instep-stress-") as directory:
-        jobs = Jobs(Path(directory))
+    launch = Launch(script=str(JOB), nproc=4)
+    with tempfile.TemporaryDirectory(prefix="instep-stress-") as directory, serving(launch) as server:
+        jobs = Jobs(Path(directory), server)
         while time.monotonic() < end and (args.jobs is None or done < args.jobs):
             draw = random.Random(seed)
             shape = Shape(ranks=draw.choice((3, 4)), steps=12, workers=draw.choice((0, 0, 0, 2)), extra=("--validate", "1"))

@@ -11,6 +11,7 @@ import pytest
 
 from instep import config
 from instep.agent.agent import Launch, Outcome, run
+from instep.agent.spawner import Server
 
 PROLOGUE = """
 import sys, threading
@@ -130,12 +131,12 @@ CASES = [
 ]
 
 
-def start(script: str, directory: Path, *, ranks: int = 2) -> tuple[Outcome, str]:
+def start(script: str, directory: Path, server: Server) -> tuple[Outcome, str]:
     """Run a script; how it ended, and everything that was said."""
     path, logs = directory / "script.py", directory / "logs"
     path.write_text(script)
     settings = config.load(overrides={"watchdog.stall": 2.0}).config
-    outcome = run(Launch(script=str(path), nproc=ranks, config=settings, log_dir=str(logs), quiet=True))
+    outcome = run(Launch(script=str(path), nproc=2, config=settings, log_dir=str(logs), quiet=True), server=server)
     return outcome, outcome.message + "\n" + "".join(p.read_text() for p in sorted(logs.glob("*")))
 
 
@@ -146,8 +147,8 @@ def errors(said: str) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
-def test_the_error_says_what_where_and_what_to_do(case: Case, tmp_path: Path) -> None:
-    outcome, said = start(PROLOGUE + textwrap.dedent(case.script), tmp_path)
+def test_the_error_says_what_where_and_what_to_do(case: Case, tmp_path: Path, server: Server) -> None:
+    outcome, said = start(PROLOGUE + textwrap.dedent(case.script), tmp_path, server)
 
     assert outcome.code not in (0, None)
     told = errors(said)

@@ -5,15 +5,18 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing.queues import Queue
 from pathlib import Path
-from queue import Queue
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from instep.torch.shared import Shared
 from torch import Tensor, nn
-from torch._C._distributed_c10d import _create_work_from_future
+from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel
+
+from instep.torch.shared import Shared
+from instep.torch.works import finished
 
 WORLD = 3
 SECONDS = 40
@@ -22,8 +25,8 @@ SECONDS = 40
 class Group(dist.ProcessGroup):
     """Forwards to a gloo group if there is one, else loops back; can be scripted."""
 
-    def __init__(self, inner: dist.ProcessGroup | None, rank: int = 0, size: int = 1) -> None:
-        super().__init__(rank, size)
+    def __init__(self, inner: dist.ProcessGroupGloo | None, rank: int = 0, size: int = 1) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]
         self._inner, self._rank, self._size = inner, rank, size
         self._script: list[list[Tensor]] | None = None
         self.asked: list[str] = []
@@ -46,36 +49,34 @@ class Group(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return "scripted"
 
-    def broadcast(self, tensors: list[Tensor], opts: object) -> object:
-        return self._run("broadcast", tensors, tensors, opts)
+    def broadcast(self, *args: Any, **_: Any) -> Any:
+        return self._run("broadcast", args[0], args)
 
-    def allreduce(self, tensors: list[Tensor], opts: object = None) -> object:
-        return self._run("allreduce", tensors, tensors, opts)
+    def allreduce(self, *args: Any, **_: Any) -> Any:
+        return self._run("allreduce", args[0], args)
 
-    def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: object) -> object:
+    def allgather(self, *args: Any, **_: Any) -> Any:
         if self._script is not None or self._inner is None:
-            for row, tensor in zip(outputs, tensors, strict=True):
+            for row, tensor in zip(args[0], args[1], strict=True):
                 for target in row:
                     target.copy_(tensor)
-        return self._run("allgather", [t for row in outputs for t in row], outputs, tensors, opts)
+        return self._run("allgather", [t for row in args[0] for t in row], args)
 
-    def barrier(self, opts: object = None) -> object:
-        return self._run("barrier", [], opts)
+    def barrier(self, *args: Any, **_: Any) -> Any:
+        return self._run("barrier", [], args)
 
     def wait(self) -> None:
         if self._inner is not None:
-            self._inner.barrier().wait()
+            self.barrier().wait()
 
-    def _run(self, name: str, outputs: list[Tensor], *args: object) -> object:
+    def _run(self, name: str, outputs: list[Tensor], args: Sequence[object]) -> object:
         self.asked.append(name)
         if self._script is None and self._inner is not None:
             return getattr(self._inner, name)(*args)
         if name == "broadcast" and self._script:
             for target, source in zip(outputs, self._script.pop(0), strict=True):
                 target.copy_(source)
-        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
-        future.set_result(outputs)
-        return _create_work_from_future(future)
+        return finished(outputs)
 
 
 def net() -> nn.Module:
@@ -86,7 +87,7 @@ def net() -> nn.Module:
 class Trainer:
     """One rank: a step is ``micro`` backward passes and a commit."""
 
-    def __init__(self, group: Group, *, micro: int = 1, fresh: bool = False, **options: bool) -> None:
+    def __init__(self, group: Group, *, micro: int = 1, fresh: bool = False, **options: Any) -> None:
         self.group, self.micro, self.step = group, micro, 0
         with group.scripted([]) if fresh else _nothing():
             self.ddp = DistributedDataParallel(net(), process_group=group, bucket_cap_mb=0.004, **options)
@@ -141,11 +142,13 @@ def exchange(trainer: Trainer, folder: Path, *, donor: int, lost: int) -> None:
 Scenario = Callable[[Trainer, Path], Trainer]
 
 
-def _rank(rank: int, folder: Path, scenarios: Sequence[Scenario | None], options: dict[str, int], out: "Queue[object]") -> None:
+def _rank(
+    rank: int, folder: Path, scenarios: Sequence[Scenario | None], options: dict[str, Any], out: "Queue[tuple[int, list[str]]]"
+) -> None:
     torch.set_num_threads(1)
     results = []
     for index, scenario in enumerate(scenarios):
-        store = dist.FileStore(str(folder / f"store-{index}"), WORLD)
+        store = FileStore(str(folder / f"store-{index}"), WORLD)
         inner = dist.ProcessGroupGloo(store, rank, WORLD, timedelta(seconds=20))
         trainer = Trainer(Group(inner, rank, WORLD), **options)
         if scenario is not None:
@@ -155,11 +158,11 @@ def _rank(rank: int, folder: Path, scenarios: Sequence[Scenario | None], options
     out.put((rank, results))
 
 
-def digests(folder: Path, scenarios: Sequence[Scenario | None], **options: int) -> list[list[str]]:
+def digests(folder: Path, scenarios: Sequence[Scenario | None], **options: Any) -> list[list[str]]:
     """For each scenario (``None``: no fault) the final digest of each rank."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "torch._dynamo"])
-    out: Queue[tuple[int, list[str]]] = context.Queue()
+    out = context.Queue()
     workers = [context.Process(target=_rank, args=(rank, folder, scenarios, options, out), daemon=True) for rank in range(WORLD)]
     for worker in workers:
         worker.start()

@@ -1,35 +1,27 @@
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from ddp_world import Group, Scenario, Trainer, digests, exchange, net
-from instep.errors import UsageError
-from instep.torch.shared import Shared
 from torch import nn
+from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed.algorithms.join import _JoinConfig
 from torch.nn.parallel import DistributedDataParallel
 
+from instep.errors import UsageError
+from instep.torch.shared import Shared
 
-def wrap(**options: object) -> DistributedDataParallel:
+
+def wrap(**options: Any) -> DistributedDataParallel:
     return DistributedDataParallel(net(), process_group=Group(None), **options)
-
-
-def mixed() -> DistributedDataParallel:
-    from torch.nn.parallel.distributed import _MixedPrecision
-
-    return wrap(mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16))
-
-
-def hooked() -> DistributedDataParallel:
-    model = wrap()
-    model.register_comm_hook(None, lambda state, bucket: torch.futures.Future())
-    return model
 
 
 def built_in_hook() -> DistributedDataParallel:
     model = wrap()
-    model._register_builtin_comm_hook(torch.distributed.BuiltinCommHookType.FP16_COMPRESS)
+    model._register_builtin_comm_hook(BuiltinCommHookType.FP16_COMPRESS)
     return model
 
 
@@ -49,15 +41,15 @@ def compiled_in_place() -> DistributedDataParallel:
         (lambda: nn.ModuleList([wrap(static_graph=True)]), r"\.0: static_graph"),
     ],
 )
-def test_what_cannot_be_set_is_refused(make: "object", says: str) -> None:
+def test_what_cannot_be_set_is_refused(make: Callable[[], object], says: str) -> None:
     with pytest.raises(UsageError, match=f"^model.*{says}"):
-        Shared().add("model", make())  # type: ignore[operator]
+        Shared().add("model", make())
 
 
 def test_a_hook_registered_after_protect_is_refused_at_the_block() -> None:
     state, model = Shared(), wrap()
     state.add("model", model)
-    model._register_builtin_comm_hook(torch.distributed.BuiltinCommHookType.FP16_COMPRESS)
+    model._register_builtin_comm_hook(BuiltinCommHookType.FP16_COMPRESS)
     with pytest.raises(UsageError, match="communication hook"):
         state.check_coverage()
 
@@ -80,7 +72,7 @@ def test_a_ddp_that_nothing_protects_is_named() -> None:
     state.add("model", nn.Linear(2, 2))
     with pytest.raises(UsageError, match=r"number 0: parameter '0.weight' of a DistributedDataParallel is not protected"):
         state.check_coverage()
-    assert model
+    del model
 
 
 def test_join_is_seen() -> None:

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from instep.errors import InstepError, UsageError
 from instep.torch.shared import Shared
-from torch import Tensor, nn
 
 Parts = dict[str, object]
 
@@ -42,11 +43,11 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, *after
     for step in range(steps):
         x = torch.randn(6, 4, generator=torch.Generator().manual_seed(step)).to(dtype)
 
-        def closure(x: Tensor = x) -> Tensor:
+        def closure(x: Tensor = x) -> float:
             optimizer.zero_grad()
             loss: Tensor = model(x).float().pow(2).mean()
             loss.backward()
-            return loss
+            return float(loss)
 
         optimizer.step(closure)
         for call in after:
@@ -73,7 +74,9 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("steps", [(3, 0), (3, 1), (0, 2), (0, 0)])
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_an_optimizer_goes_on_as_the_donor(make: Callable[[nn.Module], torch.optim.Optimizer], steps: tuple[int, int], staged: bool) -> None:
+def test_an_optimizer_goes_on_as_the_donor(
+    make: Callable[[nn.Module], torch.optim.Optimizer], steps: tuple[int, int], staged: bool
+) -> None:
     a, b = net(seed=1), net(seed=2 if steps[1] else 1)
     opt_a, opt_b = make(a), make(b)
     train(a, opt_a, steps[0])
@@ -235,12 +238,21 @@ def test_tensors_of_every_kind() -> None:
 
 def test_plain_containers_are_restored_in_place() -> None:
     def make() -> Parts:
-        return {"table": {1: "one", (2, 3): [1.5]}, "items": [1, 2], "recent": deque([1], maxlen=3), "counts": Counter("aab"), "names": {"x"}}
+        return {
+            "table": {1: "one", (2, 3): [1.5]},
+            "items": [1, 2],
+            "recent": deque([1], maxlen=3),
+            "counts": Counter("aab"),
+            "names": {"x"},
+        }
 
     a, b = make(), make()
     table, items, recent, counts, names = a.values()
-    assert isinstance(table, dict) and isinstance(items, list) and isinstance(recent, deque)
-    assert isinstance(counts, Counter) and isinstance(names, set)
+    assert isinstance(table, dict)
+    assert isinstance(items, list)
+    assert isinstance(recent, deque)
+    assert isinstance(counts, Counter)
+    assert isinstance(names, set)
     table["best"] = {"loss": float("inf"), "weights": torch.arange(3.0)}
     del table[1]
     items[:] = [torch.ones(2), None]
@@ -299,7 +311,13 @@ def test_own_classes_and_what_they_may_not_hold() -> None:
 
 @pytest.mark.parametrize(
     ("thing", "says"),
-    [(3, "keep it in a dict"), ((1, 2), "keep it in a dict"), (object(), r"state_dict\(\)"), (lambda: 0, r"state_dict\(\)"), (Own, r"state_dict\(\)")],
+    [
+        (3, "keep it in a dict"),
+        ((1, 2), "keep it in a dict"),
+        (object(), r"state_dict\(\)"),
+        (lambda: 0, r"state_dict\(\)"),
+        (Own, r"state_dict\(\)"),
+    ],
 )
 def test_things_without_state_are_refused(thing: object, says: str) -> None:
     with pytest.raises(UsageError, match=f"^thing: .*{says}"):
@@ -318,7 +336,8 @@ def test_state_that_turns_out_unknown_at_the_first_commit() -> None:
 
 def test_an_unprotected_parameter_is_named() -> None:
     model, other = net(), nn.Linear(3, 1)
-    optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": [other.bias, other.weight]}])
+    groups: list[dict[str, object]] = [{"params": list(model.parameters())}, {"params": [other.bias, other.weight]}]
+    optimizer = torch.optim.SGD(groups)
     with pytest.raises(UsageError, match=r"optimizer: parameter 0 of group 1 \(shape \(1,\)\)"):
         shared(model=model, optimizer=optimizer)
     shared(model=model, optimizer=optimizer, weight=other.weight, bias=other.bias)
@@ -345,7 +364,9 @@ def test_other_parameter_groups_are_refused_before_anything_changes() -> None:
     receiver = shared(model=b, optimizer=torch.optim.SGD(b.parameters()))
     schema, _ = shared(model=a, optimizer=torch.optim.SGD([{"params": [p]} for p in a.parameters()])).describe()
     before = receiver.digest()
-    with pytest.raises(UsageError, match=r"optimizer: the donor's parameter groups have \[1, 1, 1, 1, 1, 1\] parameters, this rank's have \[6\]"):
+    with pytest.raises(
+        UsageError, match=r"optimizer: the donor's parameter groups have \[1, 1, 1, 1, 1, 1\] parameters, this rank's have \[6\]"
+    ):
         receiver.destination(schema, staged=False)
     assert receiver.digest() == before
     with pytest.raises(InstepError, match="nothing to accept"):

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 import torch
+from torch import nn
+
 from instep.errors import InstepError, Interrupted
 from instep.hooks import Interruption, Job, Recovery
 from instep.model import Address, AddressBook, Fault, Plan, Role
 from instep.torch.shared import Shared
 from instep_state_replica.plugin import StateReplica
-from torch import nn
 
 SECRET = b"s" * 32
 SECONDS = 20.0
@@ -26,7 +27,10 @@ FAULT = Fault(kind="exit", ranks=(0,), detail="", detected_by="test", at=0.0)
 
 @dataclass(frozen=True)
 class Orders:
-    """What one rank is to do in one recovery. ``kill_at`` is a point; ``before`` seconds of sleep; ``tamper``: change own state at the end."""
+    """What one rank is to do in one recovery.
+
+    ``before`` is in seconds of sleep; at the point ``kill_at`` it dies; with ``tamper`` it changes its own state before it verifies.
+    """
 
     plan: Plan
     fresh: bool = False
@@ -73,7 +77,7 @@ class Worker:
     def __init__(self, rank: int, size: int, pipe: Connection, settings: Mapping[str, int]) -> None:
         torch.set_num_threads(1)
         self.rank, self.pipe = rank, pipe
-        self.plugin = StateReplica(**settings)  # type: ignore[arg-type]
+        self.plugin = StateReplica(**settings)
         job = Job(rank=rank, world_size=size, local_rank=rank, birth=0, host="127.0.0.1", secret=SECRET)
         pipe.send(dict(self.plugin.start(job)))
         self.state = State(0, 4)
@@ -109,6 +113,7 @@ class Worker:
         )
         try:
             receipt = self.plugin.restore_state(recovery)
+            assert receipt is not None
             out.received, out.verified = receipt.bytes, [receipt.verified]
             if orders.tamper:
                 next(self.state.model.parameters()).data.view(-1)[0] += 1

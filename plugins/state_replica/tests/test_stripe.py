@@ -2,6 +2,7 @@ import random
 import socket
 
 import pytest
+
 from instep.model import AddressBook, Plan, Role
 from instep_state_replica.stripe import Stripe, cut
 from instep_state_replica.transfer import Roster, roster

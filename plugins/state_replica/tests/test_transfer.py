@@ -55,7 +55,9 @@ def test_a_world_of_one(make_world: Make) -> None:
     assert world.recover({0: Orders(world.plan())})[0].digest == digest
 
 
-@pytest.mark.parametrize(("victim", "kill_at"), [(0, "mid_transfer"), (1, "mid_transfer"), (0, "restore"), (2, "mid_transfer"), (3, "restore")])
+@pytest.mark.parametrize(
+    ("victim", "kill_at"), [(0, "mid_transfer"), (1, "mid_transfer"), (0, "restore"), (2, "mid_transfer"), (3, "restore")]
+)
 def test_a_death_in_the_transfer_and_the_next_attempt(make_world: Make, victim: int, kill_at: str) -> None:
     """Donors 0 and 1, a stale rank 2, a fresh rank 3."""
     world, digest = seeded(make_world, 4, width=400)
