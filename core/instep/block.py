@@ -37,7 +37,7 @@ class Blocks:
         """The recoverable version of a function. Raises ``UsageError`` for kinds that cannot be run again."""
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise UsageError(
-                f"{function.__qualname__} is a coroutine or a generator; a recoverable block must be a plain function that can be called again"
+                f"{function.__qualname__} is a coroutine or a generator; a block must be a plain function that can be called again"
             )
 
         @functools.wraps(function)
@@ -52,9 +52,7 @@ class Blocks:
             raise UsageError(f"block {name} inside another block: a recoverable function may not call another one")
         s.off_main_thread(f"block {name}")
         if self._opaque is not None:
-            raise UsageError(
-                f"a block followed by another one must return a value that JSON can hold, so that a replacement can be given it; {self._opaque}"
-            )
+            raise UsageError(f"a block that another one follows must return a value that JSON can hold, for replacements; {self._opaque}")
         finished = s.finished(s.standing.block)
         if finished is not None:
             s.standing.block += 1

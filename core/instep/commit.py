@@ -161,6 +161,6 @@ def _uneven(engine: "Engine", *, done: bool) -> UsageError:
     over = [f"rank {r} at step {s}" for r, s, d in where if d]
     going = [f"rank {r} at step {s}" for r, s, d in where if not d]
     return UsageError(
-        f"uneven batches: finished the block: {', '.join(over) or 'none'}; committing: {', '.join(going) or 'none'}. Every rank must commit the same "
-        "number of steps: drop the last batches (drop_last=True), pad, or end the loop by engine.step"
+        f"uneven batches: finished the block: {', '.join(over) or 'none'}; at a commit: {', '.join(going) or 'none'}. Every rank must "
+        "commit the same number of steps: drop the last batches (drop_last=True), pad, or end the loop by session.step"
     )

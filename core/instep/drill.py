@@ -12,7 +12,18 @@ from instep.messages import Injection
 from instep.model import IncidentReport, Value
 
 Kind = Literal["kill", "raise", "hang"]
-ANYWHERE = "step forward|record backward|record collective|record record prepared barrier body amid|after after".split()
+ANYWHERE = [
+    "step",
+    "forward|record",
+    "backward|record",
+    "collective|record",
+    "record",
+    "prepared",
+    "barrier",
+    "body",
+    "amid|after",
+    "after",
+]
 """Points among which a drill draws: each is reached in every step of every script."""
 
 

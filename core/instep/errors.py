@@ -1,5 +1,6 @@
 """Every error that instep raises, and the one interruption that is not an error."""
 
+
 class InstepError(Exception):
     """Base of all errors of instep. The message says what happened, where, and what to do."""
 
@@ -16,9 +17,8 @@ class UsageError(InstepError):
     """The script breaks the loop contract. Repeating the step would not help, so the job ends."""
 
 
-class RecoveryFailed(ExceptionGroup[Exception]):  # noqa: N818 - an outcome with its causes
+class RecoveryFailed(ExceptionGroup[Exception]):
     """One attempt of a recovery failed; holds what each phase or plugin raised."""
-
 
 
 class GiveUp(InstepError):  # noqa: N818 - the last rung of the ladder

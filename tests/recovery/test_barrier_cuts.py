@@ -25,7 +25,7 @@ def jobs_of_cuts() -> Iterator[object]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("ranks", "kind", "point"), jobs_of_cuts())
+@pytest.mark.parametrize(("ranks", "kind", "point"), list(jobs_of_cuts()))
 def test_every_cut(jobs: Jobs, ranks: int, kind: Kind, point: str) -> None:
     """One job; a set of victims every other step. Not every victim is reached: a first one may end the step for all."""
     faults = [Fault(kind, rank, point, step=GAP * (i + 1)) for i, victims in enumerate(cuts(ranks)) for rank in victims]

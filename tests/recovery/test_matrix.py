@@ -52,7 +52,7 @@ def parameters() -> Iterator[object]:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("ranks", "workers", "row"), parameters())
+@pytest.mark.parametrize(("ranks", "workers", "row"), list(parameters()))
 def test_every_fault_is_survived_bit_for_bit(jobs: Jobs, ranks: int, workers: int, row: list[Fault]) -> None:
     shape = Shape(ranks=ranks, steps=STEPS, workers=workers, extra=("--validate", "1"))
     jobs.check(shape, row)

@@ -21,7 +21,7 @@ def second_faults() -> Iterator[object]:
         yield pytest.param(kind, point, who, marks=[pytest.mark.full] if index >= SAMPLE else [], id=f"{kind}-{point}-{who}")
 
 
-@pytest.mark.parametrize(("kind", "point", "who"), second_faults())
+@pytest.mark.parametrize(("kind", "point", "who"), list(second_faults()))
 def test_a_fault_in_a_recovery_opens_the_next_attempt(jobs: Jobs, kind: str, point: str, who: str) -> None:
     first = Fault("kill", VICTIM, "mid_backward", step=STEP)
     second = Fault(kind, WHO[who], point, step=None if point == "setup" else STEP, birth=1 if who == "newcomer" else 0)  # type: ignore[arg-type]

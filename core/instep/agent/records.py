@@ -129,7 +129,9 @@ class Slots:
     def end(self, step: int, meta: bytes, layout: int) -> None:
         """Store ``meta`` and make the slot valid for ``step``, its number last. ``layout`` identifies the flat region's shape."""
         if len(meta) > self._meta:
-            raise InstepError(f"private state needs {len(meta)} bytes, {self._meta} were reserved at the first block; private objects must not grow")
+            raise InstepError(
+                f"private state needs {len(meta)} bytes, {self._meta} were reserved at the first block; private objects must not grow"
+            )
         at = self._at(step)
         self._map[at + PAGE : at + PAGE + len(meta)] = meta
         _SLOT.pack_into(self._map, at, -1, layout, zlib.crc32(meta), len(meta))

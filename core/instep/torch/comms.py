@@ -7,7 +7,7 @@ import torch
 
 from instep.board import Board
 from instep.errors import InstepError, PluginError
-from instep.hooks import Communicator, CommsRequest
+from instep.hooks import CommsRequest, Communicator
 from instep.messages import Gather
 from instep.model import AddressBook, Group, Json
 from instep.plugins import LoadedPlugins
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 class Comms:
     """Connects handles: from the first book, after asking the members of a new group, or from the book of a plan."""
 
-    def __init__(self, board: Board, gate: Gate, plugins: LoadedPlugins, *, rank: int, world_size: int, tell: "Callable[[Message], None]") -> None:
+    def __init__(
+        self, board: Board, gate: Gate, plugins: LoadedPlugins, *, rank: int, world_size: int, tell: "Callable[[Message], None]"
+    ) -> None:
         self._board, self._gate, self._plugins, self._tell = board, gate, plugins, tell
         self._rank, self._world_size = rank, world_size
         self.book: AddressBook | None = None
@@ -59,10 +61,14 @@ class Comms:
     def made(self, request: CommsRequest, answer: tuple[str, object] | None) -> Sequence[Communicator]:
         """The communicators in a plugin's answer. Raises ``PluginError`` when nobody answered, or not as asked."""
         if answer is None:
-            raise PluginError(f"no enabled plugin connects backend {request.backend!r}: enable one (for gloo: pip install 'instep[init-gloo]')")
+            raise PluginError(
+                f"no enabled plugin connects backend {request.backend!r}: enable one (for gloo: pip install 'instep[init-gloo]')"
+            )
         plugin, communicators = answer
         if not isinstance(communicators, Sequence) or len(communicators) != len(request.groups):
-            raise PluginError(f"plugin {plugin!r}: reinit_comms must return {len(request.groups)} communicators, it returned {communicators!r}")
+            raise PluginError(
+                f"plugin {plugin!r}: reinit_comms must return {len(request.groups)} communicators, it returned {communicators!r}"
+            )
         return communicators
 
     def install(self, request: CommsRequest, communicators: Sequence[Communicator]) -> None:

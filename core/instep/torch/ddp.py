@@ -131,19 +131,19 @@ class Reducer:
         self._layout: Layout | None = None
         self._synced = bool(ddp._has_rebuilt_buckets) or self._has_gradients()
         self._mark = self._pending = _Mark(self._synced, bool(ddp.require_forward_param_sync))
-        self._hook: RemovableHandle | None = ddp.register_forward_pre_hook(self._forward)
+        self._hook: RemovableHandle | None = None
+        self._watch(on=not self._synced)
 
     def prepare(self) -> None:
         """At a commit's entry: note what this step has done."""
         reduced = self._mark.reduced or bool(self.ddp._has_rebuilt_buckets) or (self._synced and self._has_gradients())
         self._pending = _Mark(reduced, bool(self.ddp.require_forward_param_sync))
-        if reduced and self._hook is not None:
-            self._hook.remove()
-            self._hook = None
 
     def commit(self) -> None:
         """The step that was prepared is committed."""
         self._mark = self._pending
+        if self._mark.reduced:
+            self._watch(on=False)
 
     def describe(self) -> list[object]:
         """Donor: the layout at the last commit (``None``: the one DDP begins with), and whether the next forward syncs buffers."""
@@ -184,6 +184,7 @@ class Reducer:
         self._layout = layout
         self._synced = False
         self._mark = self._pending = _Mark(layout is not None, forward_sync)
+        self._watch(on=layout is None)
 
     def _install(self, layout: Layout) -> None:
         reducer = self.ddp.reducer
@@ -234,6 +235,13 @@ class Reducer:
 
     def _has_gradients(self) -> bool:
         return any(p.grad is not None for p in self._parameters)
+
+    def _watch(self, *, on: bool) -> None:
+        if self._hook is not None and not on:
+            self._hook.remove()
+            self._hook = None
+        elif self._hook is None and on:
+            self._hook = self.ddp.register_forward_pre_hook(self._forward)
 
     def _forward(self, *_: object) -> None:
         if torch.is_grad_enabled() and self.ddp.require_backward_grad_sync:

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 _NOTICE = 1.0
 """Seconds that a failed operation waits for the notice of its cause before it counts as a fault of its own."""
 
+_CLOSING = 5.0
+
 
 class Gate:
     """State that all handles of a process share.
@@ -55,7 +57,7 @@ class Gate:
         """Run one operation of a handle: live, alone, or from the tape of set-up results."""
         if self.body:
             raise UsageError(
-                f"{op.name} on process group {handle.label!r} inside a commit body: only local updates may stand there. Move the collective before "
+                f"{op.name} on process group {handle.label!r} inside a commit body: only local updates may stand there. Move it before "
                 "`with session.commit()`; sharded optimizers (ZeroRedundancyOptimizer, Megatron's distributed optimizer) need their adapter"
             )
         outputs = op.outputs(args)
@@ -139,6 +141,15 @@ class Gate:
         if handle.communicator is not None:
             communicator, handle.communicator = handle.communicator, None
             self._graveyard.bury([communicator], [w for w in self._open if not w.ended()])
+
+    def close(self) -> None:
+        """The process is leaving and its operations have ended: drop the communicators here, in the main thread."""
+        self._graveyard.close(_CLOSING)
+        while self._open and self._open[0].ended():
+            self._open.popleft()
+        if not self._open:
+            for handle in self.handles:
+                handle.communicator = None
 
     def graves(self) -> int:
         """Communicators that still wait for an operation to end."""

@@ -25,6 +25,14 @@ class Graveyard:
         self._graves: list[_Grave] = []
         self._lock = threading.Lock()
         self._reaper: threading.Thread | None = None
+        self._closed = False
+
+    def close(self, seconds: float) -> None:
+        """Stop dropping: a thread that is inside a destructor when the interpreter ends would abort the process."""
+        self._closed = True
+        reaper = self._reaper
+        if reaper is not None:
+            reaper.join(seconds)
 
     def __len__(self) -> int:
         return len(self._graves)
@@ -39,7 +47,7 @@ class Graveyard:
                 self._reaper.start()
 
     def _reap(self) -> None:
-        while True:
+        while not self._closed:
             time.sleep(_ROUND)
             with self._lock:
                 over = [g for g in self._graves if all(w.ended() for w in g.works) and all(e() for e in g.ended)]

@@ -60,7 +60,9 @@ class Handle(dist.ProcessGroup):
         try:
             yield
             if self._script:
-                raise UsageError(f"{len(self._script)} of {len(results)} scripted results of process group {self.label!r} were not asked for")
+                raise UsageError(
+                    f"{len(self._script)} of {len(results)} scripted results of process group {self.label!r} were not asked for"
+                )
         finally:
             self._script = None
 

@@ -63,4 +63,3 @@ def say_hello(board: Board, comms: Comms, address: Address, *, world_size: int, 
 def make_world(*, rank: int, world_size: int) -> None:
     """Make the default process group, a handle, without a message."""
     dist.init_process_group(routing.BACKEND, store=HashStore(), rank=rank, world_size=world_size)
-

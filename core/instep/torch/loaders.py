@@ -4,6 +4,7 @@ A loader is a map-style ``DataLoader``, or any iterable with ``state_dict`` and 
 """
 
 import random
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, cast
 
@@ -74,39 +75,45 @@ class StatefulCursor(PassCursor):
 
     def __init__(self, name: str, loader: StatefulLoader, on_delivery: Callable[[], None]) -> None:
         super().__init__(name, on_delivery)
-        self._loader, self._class = loader, type(loader)
+        self._owner, self._class = weakref.ref(loader), type(loader)
         self._asked: tuple[int, int, bool] | None = None
         self._answer: Mapping[str, object] = {}
-        adopt_class(loader, self)
+        adopt_class(name, loader, self)
 
     def state(self) -> Mapping[str, object]:
         """The loader's own state, and whether a pass is under way."""
-        now = (self._number, self._delivered, self._started)
+        now = (self._number, self.delivered, self._started)
         if self._asked != now:
             before = torch.default_generator.get_state()
-            self._answer = self._loader.state_dict()
+            self._answer = self._loader().state_dict()
             torch.default_generator.set_state(before)  # StatefulDataLoader draws a seed when it is asked before its first pass
             self._asked = now
-        return {"started": self._started, "delivered": self._delivered, "loader": self._answer}
+        return {"started": self._started, "delivered": self.delivered, "loader": self._answer}
 
     def load(self, state: object) -> None:
         """Give the loader its state back."""
         tree = cast(Mapping[str, object], state)
         self._rewound(started=bool(tree["started"]))
-        self._delivered = cast(int, tree["delivered"])
-        self._loader.load_state_dict(cast(Mapping[str, object], tree["loader"]))
+        self._position.delivered = cast(int, tree["delivered"])
+        self._loader().load_state_dict(cast(Mapping[str, object], tree["loader"]))
         self._asked = None
 
     def release(self) -> None:
         """Give the loader its own class back."""
         self._rewound(started=False)
-        release_class(self._loader)
+        release_class(self._loader())
 
     def _start(self) -> None:
         """The loader draws what it needs by itself."""
 
     def _open(self) -> Iterator[object]:
-        return self._class.__iter__(self._loader)
+        return self._class.__iter__(self._loader())
+
+    def _loader(self) -> StatefulLoader:
+        loader = self._owner()
+        if loader is None:
+            raise UsageError(f"loader {self._name!r} was dropped; keep it as long as the session")
+        return loader
 
 
 class GeneratorCursor:

@@ -102,16 +102,14 @@ class LocalRank:
         self.control.close()
         self.unwinder.close()
         self._uninstall()
-        self.gate.bury()
+        self.gate.close()
         for plugin, close in self.plugins.each("close"):
             try:
                 close()
-            except Exception:  # noqa: BLE001 - leaving must not fail
+            except Exception:
                 log.exception("plugin %s: close failed", plugin)
         self._routing.close()
         self._link.close()
-
-    # ---- messages, points, hooks outside of recoveries
 
     def tell(self, message: Message) -> None:
         """Send a message to the agent."""
@@ -150,7 +148,7 @@ class LocalRank:
             for plugin, run in self.plugins.each("committed", step=self.standing.step):
                 try:
                     run()
-                except Exception:  # noqa: BLE001 - committed never raises into training
+                except Exception:
                     log.exception("plugin %s: committed failed", plugin)
 
     # ---- blocks

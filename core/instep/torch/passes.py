@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 
 from instep.errors import UsageError
 from instep.torch.retired import Retired
+from instep.torch.sampling import Position
 
 _BASE = "_instep_base"
+_CURSOR = "_instep_cursor"
 
 
 class Pass(Iterator[object]):
@@ -39,13 +41,13 @@ class PassCursor(ABC):
         self._inner: Iterator[object] | None = None
         self._started = False
         self._resume = False
-        self._delivered = 0
+        self._position = Position()
         self._retired = Retired()
 
     @property
     def delivered(self) -> int:
         """Batches of the present pass that the script has."""
-        return self._delivered
+        return self._position.delivered
 
     def begin(self) -> Pass:
         """``iter(loader)``: go on with the pass that a recovery came back to, else start the next one."""
@@ -53,7 +55,7 @@ class PassCursor(ABC):
             if self._started:
                 self._finish()
             self._let_go()
-            self._started, self._delivered = True, 0
+            self._started, self._position.delivered = True, 0
             self._start()
         self._resume = False
         self._number += 1
@@ -79,7 +81,7 @@ class PassCursor(ABC):
             self._finish()
             raise
         self._on_delivery()
-        self._delivered += 1
+        self._position.delivered += 1
         return batch
 
     def dropped(self, number: int) -> None:
@@ -93,7 +95,7 @@ class PassCursor(ABC):
 
     def _finish(self) -> None:
         self._started = self._resume = False
-        self._delivered = 0
+        self._position.delivered = 0
         self._let_go()
 
     def _let_go(self) -> None:
@@ -124,11 +126,25 @@ class PassCursor(ABC):
         """The loader's own iterator, standing behind the batches delivered."""
 
 
-def adopt_class(obj: object, cursor: PassCursor, **members: object) -> None:
-    """Swap the class of ``obj`` for a subclass made for it, whose ``__iter__`` asks the cursor."""
+def adopt_class(name: str, obj: object, cursor: PassCursor, **members: object) -> None:
+    """Swap the class of ``obj`` for a subclass whose ``__iter__`` asks the cursor, which ``obj`` owns from now on.
+
+    A cursor refers to its loader weakly: an iterator with worker processes must not end in a reference cycle, since the garbage
+    collector might then run its destructor in a forked child.
+    """
+    if not hasattr(obj, "__dict__"):
+        raise UsageError(f"session.protect({name}=...): a {type(obj).__name__} has no __dict__ and cannot be adopted; drop its __slots__")
     base = type(obj)
-    body = {"__slots__": (), "__module__": base.__module__, "__doc__": base.__doc__, _BASE: base, "__iter__": lambda _: cursor.begin()}
-    obj.__class__ = type(base.__name__, (base,), {**body, **members})
+    vars(obj)[_CURSOR] = cursor
+    body = {"__slots__": (), "__module__": base.__module__, "__doc__": base.__doc__, "__iter__": lambda self: cursor_of(self).begin()}
+    obj.__class__ = type(base.__name__, (base,), {_BASE: base, **body, **members})
+
+
+def cursor_of(obj: object) -> PassCursor:
+    """The cursor of an adopted loader."""
+    cursor = vars(obj)[_CURSOR]
+    assert isinstance(cursor, PassCursor)
+    return cursor
 
 
 def is_adopted(obj: object) -> bool:
@@ -139,3 +155,4 @@ def is_adopted(obj: object) -> bool:
 def release_class(obj: object) -> None:
     """Give ``obj`` its own class back."""
     obj.__class__ = vars(type(obj))[_BASE]
+    del vars(obj)[_CURSOR]

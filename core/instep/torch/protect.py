@@ -38,11 +38,13 @@ def _private(local: "LocalRank", name: str, obj: object) -> None:
     if cursor is not None:
         state.add_cursor(name, cursor)
     elif isinstance(obj, nn.Module | torch.optim.Optimizer):
-        raise UsageError(f"session.protect(private={{{name!r}: ...}}): a {type(obj).__name__} changes in the commit, so it is shared; pass it as a keyword")
+        raise UsageError(
+            f"session.protect(private={{{name!r}: ...}}): a {type(obj).__name__} changes in commits, so it is shared; pass it as a keyword"
+        )
     elif hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict"):
         state.private.add_object(name, obj)
     else:
         raise UsageError(
-            f"session.protect(private={{{name!r}: ...}}): a {type(obj).__name__} has no state_dict/load_state_dict; give it these two methods, "
+            f"session.protect(private={{{name!r}: ...}}): a {type(obj).__name__} has no state_dict/load_state_dict; give it both, "
             "returning plain data, arrays or tensors"
         )

@@ -11,11 +11,15 @@ from typing import Protocol, cast
 
 from torch.utils.data._utils import signal_handling
 
+_PATIENCE = 5.0
+
 
 class _Queue(Protocol):
     _thread: threading.Thread | None
 
-    def put(self, item: None) -> None: ...
+    def put(self, item: object) -> None: ...
+    def cancel_join_thread(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class _Event(Protocol):
@@ -24,6 +28,8 @@ class _Event(Protocol):
 
 class _Worker(Protocol):
     def join(self, timeout: float) -> None: ...
+    def is_alive(self) -> bool: ...
+    def terminate(self) -> None: ...
 
 
 class _WorkersIterator(Protocol):
@@ -33,9 +39,10 @@ class _WorkersIterator(Protocol):
     _worker_pids_set: bool
     _workers_done_event: _Event
     _index_queues: list[_Queue]
+    _worker_result_queue: _Queue
     _workers: list[_Worker]
-
-    def _shutdown_workers(self) -> None: ...
+    _pin_memory_thread: threading.Thread
+    _pin_memory_thread_done_event: _Event
 
 
 class Retired:
@@ -51,11 +58,12 @@ class Retired:
         iterator = cast(_WorkersIterator, inner)
         if iterator._shutdown:
             return
+        iterator._shutdown = True  # its destructor has nothing to do any more, wherever it runs
         if iterator._worker_pids_set:
             # torch would raise in the main thread when one of them dies
             signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
             iterator._worker_pids_set = False
-        thread = threading.Thread(target=_wait, args=(iterator,), name="instep-loader-end", daemon=True)
+        thread = threading.Thread(target=_end_workers, args=(iterator,), name="instep-loader-end", daemon=True)
         thread.start()
         self._ending.append((thread, iterator))
 
@@ -64,15 +72,24 @@ class Retired:
         for entry in [e for e in self._ending if not e[0].is_alive()]:
             self._ending.remove(entry)
             iterator = entry[1]
-            iterator._shutdown_workers()
-            for queue in iterator._index_queues:
+            for queue in [*iterator._index_queues, iterator._worker_result_queue]:
+                queue.cancel_join_thread()
+                queue.close()
                 if queue._thread is not None:
                     queue._thread.join(1.0)
 
 
-def _wait(iterator: _WorkersIterator) -> None:
+def _end_workers(iterator: _WorkersIterator) -> None:
+    """The order of torch's own ``_shutdown_workers``: the pinning thread first, as it reads what the workers send."""
+    if hasattr(iterator, "_pin_memory_thread"):
+        iterator._pin_memory_thread_done_event.set()
+        iterator._worker_result_queue.put((None, None))
+        iterator._pin_memory_thread.join()
     iterator._workers_done_event.set()
     for queue in iterator._index_queues:
         queue.put(None)
     for worker in iterator._workers:
-        worker.join(5.0)
+        worker.join(_PATIENCE)
+        if worker.is_alive():
+            worker.terminate()
+            worker.join(_PATIENCE)

@@ -2,7 +2,8 @@
 
 import random
 from collections.abc import Iterable, Iterator
-from typing import Generic, Protocol, TypeVar, cast
+from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 import torch
@@ -16,20 +17,13 @@ _DRAWS_AT_FIRST_STEP = (SequentialSampler, RandomSampler, SubsetRandomSampler, W
 T = TypeVar("T")
 
 
-class Position(Protocol):
-    """Where to enter the order, and what it follows from."""
+@dataclass
+class Position:
+    """Where to enter the order, and the seeds that it and the batches follow from."""
 
-    @property
-    def order_seed(self) -> int:
-        """Seed of the generators that the sampler uses."""
-
-    @property
-    def base_seed(self) -> int:
-        """What the seeds of the batches follow from."""
-
-    @property
-    def delivered(self) -> int:
-        """Batches to skip."""
+    order_seed: int = 0
+    base_seed: int = 0
+    delivered: int = 0
 
 
 def mix(seed: int, number: int) -> int:

@@ -5,7 +5,7 @@ A donor sends the tree without its tensors (the schema) and the tensors, each on
 own tensors where they fit.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import xxhash
 from torch import Tensor, nn
@@ -151,10 +151,6 @@ class Shared:
             obj.load(states[name])
         self._buffers = {name: own[name] for name in buffers}
 
-    def receiving(self, tearing: Callable[[], None]) -> "Receiving":
-        """A view for one recovery, which calls ``tearing`` before anything of this rank changes."""
-        return Receiving(self, tearing)
-
     def align(self, schema: bytes) -> None:
         """Every rank: bring reducers to the donor's gradient bucket layout.
 
@@ -224,26 +220,6 @@ class Shared:
             if isinstance(module, DistributedDataParallel):
                 found.setdefault(id(module), (name, module))
         return list(found.values())
-
-
-class Receiving:
-    """Shared state as plugins see it (``hooks.SharedState``): ``tearing`` is called before anything of this rank changes."""
-
-    def __init__(self, shared: Shared, tearing: Callable[[], None]) -> None:
-        self._shared, self._tearing = shared, tearing
-        self.describe, self.align, self.digest = shared.describe, shared.align, shared.digest
-
-    def destination(self, schema: bytes, *, staged: bool) -> Sequence[Tensor]:
-        """As ``Shared.destination``; unless ``staged``, what is received changes this rank at once."""
-        landing = self._shared.destination(schema, staged=staged)
-        if not staged:
-            self._tearing()
-        return landing
-
-    def accept(self) -> None:
-        """As ``Shared.accept``."""
-        self._tearing()
-        self._shared.accept()
 
 
 def _bare(module: nn.Module) -> nn.Module:

@@ -47,7 +47,7 @@ class RankState:
             if len(set(rows)) > 1:
                 odd = {rank: row.hex() for rank, row in enumerate(rows)}
                 raise UsageError(
-                    f"shared state {name!r} differs between ranks before the first block: {odd}. Seed all ranks alike before building it, broadcast it, "
+                    f"shared state {name!r} differs between ranks before the first block: {odd}. Seed all ranks alike, broadcast it, "
                     "or wrap the model in DDP (which broadcasts) before session.protect"
                 )
         raise UsageError("shared state differs in structure between ranks before the first block: protect the same objects on every rank")

@@ -51,7 +51,7 @@ class Tape:
         self._calls += 1
 
     def replay(self, label: str, op: str, outputs: Sequence[Tensor]) -> None:
-        """Write the recorded result of this call into ``outputs``, which hold the loopback result. Raises ``UsageError`` on another sequence."""
+        """Write the recorded result of this call into ``outputs``, which hold the loopback result. ``UsageError`` on another sequence."""
         sizes = os.pread(self._fd, _HEAD.size, self._at)
         if len(sizes) < _HEAD.size:
             raise UsageError(
@@ -64,8 +64,8 @@ class Tape:
         now = [[str(t.dtype), list(t.shape)] for t in outputs]
         if (then_label, then_op, shapes) != (label, op, now):
             raise UsageError(
-                f"set-up collective {self._calls} of the replacement is {op} on {label!r} of {now}, its predecessor made {then_op} on {then_label!r} of "
-                f"{shapes}: set-up before the block must not depend on the birth, the time or on randomness without a seed"
+                f"set-up collective {self._calls} of the replacement is {op} on {label!r} of {now}, its predecessor made {then_op} "
+                f"on {then_label!r} of {shapes}: set-up before the block must not depend on birth, time or unseeded randomness"
             )
         self._play(keep, body, outputs, call=f"{op} on {label!r} (call {self._calls})")
         self._at += _HEAD.size + head_size + body_size
@@ -75,8 +75,8 @@ class Tape:
     def _play(self, keep: str, body: bytes, outputs: Sequence[Tensor], *, call: str) -> None:
         if keep == "digest" and _digest(outputs) != body:
             raise UsageError(
-                f"the result of set-up collective {call} is larger than the {LIMIT} bytes kept for replacements, and cannot be computed alone: "
-                "protect what it fills, or read it from storage on every rank"
+                f"the result of set-up collective {call} is larger than the {LIMIT} bytes kept for replacements, and is not what "
+                "one rank alone gets: protect what it fills, or read it from storage on every rank"
             )
         at = 0
         for tensor in outputs if keep == "data" else ():

@@ -119,6 +119,20 @@ def test_the_layout_is_the_one_of_the_last_commit(steps: int, backwards: int, re
         assert each.buckets() != first
 
 
+def test_a_first_commit_cut_in_its_barrier_is_seen_when_it_comes_again() -> None:
+    trainer = Trainer(Group(None))
+    first = trainer.buckets()
+    trainer.backwards(1)
+    trainer.shared.prepare()
+    schema, _ = trainer.shared.describe()
+    trainer.optimizer.zero_grad()
+    trainer.shared.align(schema)
+    assert trainer.buckets() == first
+    trainer.run(1)
+    layout, _ = trainer.shared._reducers[0].describe()
+    assert layout is not None
+
+
 def test_steps_without_reduction_leave_the_first_layout() -> None:
     trainer = Trainer(Group(None))
     with trainer.ddp.no_sync():
