@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -56,9 +56,9 @@ class Verdict(Value):
 
 @dataclass(frozen=True)
 class Trace:
-    """What one run left behind: digests of all collective results by (step, rank), and of each rank's state at its end."""
+    """What one run left behind: number and digest of all collective results by (step, rank), and digests of each rank's state at its end."""
 
-    steps: Mapping[tuple[int, int], str]
+    steps: Mapping[tuple[int, int], tuple[int, str]]
     states: tuple[Mapping[str, str], ...]
 
     @property
@@ -69,7 +69,7 @@ class Trace:
 
 def read(directory: Path, ranks: int) -> Trace:
     """The trace in a drill's directory. A line that a killed worker left unfinished is skipped."""
-    steps: dict[tuple[int, int], str] = {}
+    steps: dict[tuple[int, int], tuple[int, str]] = {}
     states: list[Mapping[str, str]] = []
     for rank in range(ranks):
         lines = directory / f"rank-{rank}.steps.jsonl"
@@ -78,27 +78,33 @@ def read(directory: Path, ranks: int) -> Trace:
                 entry = json.loads(line)
             except ValueError:
                 continue
-            steps[entry["step"], rank] = entry["digest"]
+            steps[entry["step"], rank] = entry["collectives"], entry["digest"]
         state = directory / f"rank-{rank}.state.json"
         states.append(json.loads(state.read_text()) if state.exists() else {})
     return Trace(steps, tuple(states))
 
 
-def compare(clean: Trace, other: Trace) -> Difference | None:
-    """The first difference, by step, then rank, then name.
+def compare(clean: Trace, other: Trace, *, resumed: Collection[int] = ()) -> Difference | None:
+    """The first difference, by step, then rank, then name. ``resumed`` are the steps at which recoveries of ``other`` went on.
 
     A rank that died right behind a commit has no digest for that step, and its replacement starts at the next one; so a digest may lack
-    on some ranks, but not on all.
+    on some ranks, but not on all. In a resumed step the number of collectives may differ, since DDP agrees on its buckets once, in the
+    second forward pass, and a recovery before that settles them; what counts there is the state that the step leads to.
     """
     known = {step for step, _ in other.steps}
-    for step, rank in sorted(clean.steps):
-        if other.steps.get((step, rank), clean.steps[step, rank]) != clean.steps[step, rank]:
-            return Difference(step=step, rank=rank, name="collectives")
+    for (step, rank), (count, digest) in sorted(clean.steps.items()):
         if step not in known:
             return Difference(step=step, rank=rank, name="missing step")
+        its_count, its_digest = other.steps.get((step, rank), (count, digest))
+        if its_digest != digest and (its_count == count or step not in resumed):
+            return Difference(step=step, rank=rank, name="collectives")
     for step, rank in sorted(other.steps):
         if step >= clean.length:
             return Difference(step=step, rank=rank, name="additional step")
+    return _compare_states(clean, other)
+
+
+def _compare_states(clean: Trace, other: Trace) -> Difference | None:
     for rank, (ours, theirs) in enumerate(zip(clean.states, other.states, strict=True)):
         for name in sorted({*ours, *theirs}):
             if ours.get(name) != theirs.get(name):
@@ -106,6 +112,11 @@ def compare(clean: Trace, other: Trace) -> Difference | None:
         if not ours:
             return Difference(step=clean.length, rank=rank, name="final state")
     return None
+
+
+def resumed(incidents: Sequence[IncidentReport]) -> set[int]:
+    """The steps at which recoveries went on: an incident of several attempts may have moved forward a step with each."""
+    return {incident.step - back for incident in incidents for back in range(len(incident.attempts))}
 
 
 def injections(orders: Sequence[Order], *, seed: int) -> list[Injection]:
@@ -131,8 +142,3 @@ def check(orders: Sequence[Order], *, steps: int, ranks: int) -> None:
             raise UsageError(f"--{order.kind} {order.rank}@{order.step}: the job has the ranks 0 to {ranks - 1}")
         if not 0 <= order.step < steps:
             raise UsageError(f"--{order.kind} {order.rank}@{order.step}: the run works on the steps 0 to {steps - 1}")
-
-
-def differs_by_itself(clean: Trace, again: Callable[[], Trace]) -> bool:
-    """Whether the script differs from itself without any fault."""
-    return compare(clean, again()) is not None

@@ -110,7 +110,8 @@ class Jobs:
         story = ", ".join(map(str, faults))
         assert run.outcome.code == 0, f"{story}: {run.outcome.message}"
         assert run.finals == clean.finals, f"{story}: {differing(clean, run)}"
-        assert drill.compare(clean.trace, run.trace) is None, f"{story}: {drill.compare(clean.trace, run.trace)}"
+        difference = drill.compare(clean.trace, run.trace, resumed=drill.resumed(run.incidents))
+        assert difference is None, f"{story}: {difference}"
         assert all(i.scope == "in_process" and i.steps_lost == 0 and i.verified for i in run.incidents), f"{story}: {run.incidents}"
         if fired:
             missing = {i.id for i in run.placed} - set(run.outcome.fired)

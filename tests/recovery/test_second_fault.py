@@ -24,7 +24,7 @@ def second_faults() -> Iterator[object]:
 @pytest.mark.parametrize(("kind", "point", "who"), list(second_faults()))
 def test_a_fault_in_a_recovery_opens_the_next_attempt(jobs: Jobs, kind: str, point: str, who: str) -> None:
     first = Fault("kill", VICTIM, "mid_backward", step=STEP)
-    second = Fault(kind, WHO[who], point, step=None if point == "setup" else STEP, birth=1 if who == "newcomer" else 0)  # type: ignore[arg-type]
+    second = Fault(kind, WHO[who], point, step=None if who == "newcomer" else STEP, birth=1 if who == "newcomer" else 0)  # type: ignore[arg-type]
     run = jobs.check(Shape(ranks=3, steps=8), [first, second])
 
     (incident,) = run.incidents

@@ -19,13 +19,12 @@ from instep.agent.coordinator import Coordinator, Terms
 from instep.agent.crew import Crew
 from instep.agent.launch import Launch, Outcome
 from instep.agent.logs import Logs
+from instep.agent.planner import planner
 from instep.agent.reports import Reports
 from instep.agent.spawner import Server
 from instep.agent.watchdog import Sight, Timing, Watchdog
-from instep.errors import PluginError
 from instep.messages import Setup
-from instep.model import Fault, Plan, Unrecoverable, Vote
-from instep.plan import plan as core_plan
+from instep.model import Fault
 
 __all__ = ["Launch", "Outcome", "Server", "run", "serving"]
 
@@ -63,16 +62,18 @@ class _Agent:
 
     def __init__(self, launch: Launch, loaded: plugins.LoadedPlugins, reports: Reports, logs: Logs) -> None:
         self._launch, self._plugins, self._reports, self._logs = launch, loaded, reports, logs
-        watch = launch.config.watchdog
-        self._tick_seconds = watch.tick
-        timing = Timing(watch.tick, watch.stall, watch.moving, watch.startup, launch.config.deadlines.acknowledge)
-        self._watchdog = Watchdog(timing) if watch.enabled else None
+        self._tick_seconds = launch.config.watchdog.tick
+        self._watchdog = self._new_watchdog()
         shown = None if launch.quiet else sys.stdout, None if launch.quiet else sys.stderr
         self._console = Console(logs, launch.nproc, out=shown[0], err=shown[1])
         self._end: tuple[int, str] | None = None
         self._grace: int | None = None
         self._interrupts = 0
         self._steps = 0
+
+    def _new_watchdog(self) -> Watchdog | None:
+        watch, acknowledge = self._launch.config.watchdog, self._launch.config.deadlines.acknowledge
+        return Watchdog(Timing(watch.tick, watch.stall, watch.moving, watch.startup, acknowledge)) if watch.enabled else None
 
     async def run(self, server: Server | None) -> Outcome:
         """Start, lead and end the job."""
@@ -92,7 +93,7 @@ class _Agent:
             same_fault=config.limits.same_fault,
             injections=tuple(launch.injections),
         )
-        self._coordinator = Coordinator(terms, planner=self._plan, progress=self._crew.progress)
+        self._coordinator = Coordinator(terms, planner=planner(self._plugins), progress=self._crew.progress)
         self._signals()
         work = self._loop.create_task(self._work())
         try:
@@ -140,6 +141,7 @@ class _Agent:
                 case ev.Kill(rank, birth, why, dump):
                     self._crew.kill(rank, birth, why, dump=dump)
                 case ev.Restart():
+                    self._watchdog = self._new_watchdog()
                     self._crew.restart()
                 case ev.Wake(seconds):
                     self._loop.call_later(seconds, self._feed, ev.Woken())
@@ -155,19 +157,6 @@ class _Agent:
     def _tell(self, what: ev.Event | ev.Action) -> None:
         if self._launch.on_event is not None:
             self._launch.on_event(what)
-
-    def _plan(self, votes: Sequence[Vote]) -> Plan | Unrecoverable:
-        incarnation = votes[0].incarnation
-        for name, call in self._plugins.each("plan", votes=votes):
-            try:
-                answer = call()
-            except Exception as error:  # noqa: BLE001 - a plugin that fails to plan sends the job to the next rung
-                return Unrecoverable(incarnation=incarnation, why=f"plugin {name}: plan raised {type(error).__name__}: {error}")
-            if isinstance(answer, Plan | Unrecoverable):
-                return answer
-            if answer is not None:
-                raise PluginError(f"plugin {name}: plan returned {type(answer).__name__}, not a Plan, Unrecoverable or None")
-        return core_plan(votes)
 
     # ---- time
 

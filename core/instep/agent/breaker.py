@@ -23,7 +23,7 @@ class Breaker:
         self._count += 1
         self._streak = self._streak + 1 if fault.signature and fault.signature == self._signature else 1
         self._signature = fault.signature
-        ranks = ", ".join(map(str, fault.ranks))
+        ranks = ", ".join(map(str, fault.ranks)) or "(unknown)"
         if self._streak >= self._same:
             return (
                 f"the same fault happened {self._streak} times in a row on rank {ranks} at step {step}: {fault.detail}. "

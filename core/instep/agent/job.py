@@ -56,7 +56,7 @@ class Job:
         self.restarts = 0
         self.incidents = 0
         self.incident: Incident | None = None
-        self.clearing = self.over = False
+        self.clearing = self.over = self.greeted = False
         self.now = 0.0
         self._out: list[ev.Action] = []
         self.life = self._new_life()
@@ -73,8 +73,8 @@ class Job:
 
     @property
     def plain(self) -> bool:
-        """Whether no rank has called ``instep.init``: a script that knows nothing of instep."""
-        return not any(m.hello for m in self.members) and not self.life.live
+        """Whether no rank ever called ``instep.init``: a script that knows nothing of instep."""
+        return not self.greeted
 
     def take(self) -> list[ev.Action]:
         """The actions collected since the last call."""

@@ -7,13 +7,17 @@ from instep.agent.watchdog import Vitals
 
 _STATE, _UTIME, _STIME, _EXIT_CODE = 0, 11, 12, 49
 
+_IDLE = 20
+"""Ticks of other threads that count as one, so that a control thread, which beats while main hangs, is no movement."""
+
 
 def vitals(pid: int) -> Vitals:
-    """CPU ticks of the main thread and of its child processes, bytes read and written, and whether the process is stopped."""
-    main = _stat(f"/proc/{pid}/task/{pid}/stat")
-    if main is None:
+    """CPU ticks of the main thread, its child processes and busy other threads, bytes of I/O, and whether the process is stopped."""
+    main, whole = _stat(f"/proc/{pid}/task/{pid}/stat"), _stat(f"/proc/{pid}/stat")
+    if main is None or whole is None:
         return Vitals()
-    cpu = _cpu(main) + sum(_cpu(stat) for child in children(pid) if (stat := _stat(f"/proc/{child}/stat")) is not None)
+    cpu = _cpu(main) + max(0, _cpu(whole) - _cpu(main)) // _IDLE
+    cpu += sum(_cpu(stat) for child in children(pid) if (stat := _stat(f"/proc/{child}/stat")) is not None)
     return Vitals(cpu=cpu, io=_io(pid), stopped=main[_STATE] == "T")
 
 

@@ -17,6 +17,7 @@ def born(job: Job, member: Member) -> None:
 def hello(job: Job, member: Member, message: Hello) -> None:
     """A worker called ``instep.init``: the first ones wait for each other, a replacement is told about the recovery at once."""
     member.hello = message
+    job.greeted = True
     if job.life.live:
         _welcome(job, member, None)
         if job.incident is not None:

@@ -63,9 +63,10 @@ class Line:
         loop.add_reader(self._sock, self.drain)
 
     def send(self, message: Message) -> None:
-        """Send a message now, or as soon as the worker reads."""
-        self._waiting += encode(message)
-        self._flush()
+        """Send a message now, or as soon as the worker reads; one that is dead hears nothing."""
+        if self._sock.fileno() >= 0:
+            self._waiting += encode(message)
+            self._flush()
 
     def drain(self) -> None:
         """Handle everything that the worker has sent so far."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from instep import config, drill
-from instep.agent.agent import Launch, Outcome, run
+from instep.agent.agent import Launch, Outcome, Server, run, serving
 from instep.errors import InstepError, UsageError
 from instep.messages import Injection
 
@@ -94,25 +94,29 @@ class _Drill:
         self.script_args = tuple(script[1:])
 
     def main(self) -> int:
-        """Both runs, and the verdict."""
-        ranks, seed = self.args.ranks, self.args.seed
+        """Both runs, from one warm fork server, and the verdict."""
         if not self.module and not Path(self.name).is_file():
             raise UsageError(f"no such script: {self.name}")
-        drill.check(self.orders, steps=self.steps or sys.maxsize, ranks=ranks)
+        drill.check(self.orders, steps=self.steps or sys.maxsize, ranks=self.args.ranks)
+        with serving(self.launch()) as server:
+            return self.compare(server)
+
+    def compare(self, server: Server) -> int:
+        """Run without and with faults; if the two differ, once more without, to see whether the script differs from itself."""
+        ranks, seed = self.args.ranks, self.args.seed
         self.say(f"drill of {self.name} on {ranks} ranks, seed {seed}: first without faults")
-        outcome, clean = self.run("clean")
+        outcome, clean = self.run("clean", server)
         if outcome.code or not clean.length:
             return self.refuse(outcome, clean)
         orders = self.orders or drill.selection(steps=clean.length, ranks=ranks, seed=seed)
         drill.check(orders, steps=clean.length, ranks=ranks)
         placed = drill.injections(orders, seed=seed)
-        self.say("now with " + ", ".join(f"{i.kind} {i.rank}@{i.step} ({i.point.split('|')[0]})" for i in placed))
-        outcome, other = self.run("faults", placed)
-        difference = drill.compare(clean, other)
-        deterministic = difference is None or drill.compare(clean, self.run("again")[1]) is None
-        ok = outcome.code == 0 and difference is None and not set(i.id for i in placed) - set(outcome.fired)
+        self.say("now with " + ", ".join(f"{i.kind} {i.rank}@{i.step} ({i.point.partition('|')[0]})" for i in placed))
+        outcome, other = self.run("faults", server, placed)
+        difference = drill.compare(clean, other, resumed=drill.resumed(outcome.incidents))
+        deterministic = difference is None or drill.compare(clean, self.run("again", server)[1]) is None
         verdict = drill.Verdict(
-            ok=ok,
+            ok=outcome.code == 0 and difference is None and {i.id for i in placed} == set(outcome.fired),
             bitwise_equal=difference is None,
             first_difference=difference,
             deterministic=deterministic,
@@ -121,12 +125,17 @@ class _Drill:
         )
         return self.tell(verdict, outcome)
 
-    def run(self, name: str, injections: Sequence[Injection] = ()) -> tuple[Outcome, drill.Trace]:
+    def run(self, name: str, server: Server, injections: Sequence[Injection] = ()) -> tuple[Outcome, drill.Trace]:
         """One run of the script, and what it left behind."""
         traces = self.directory / name
         traces.mkdir()
-        settings = {"drill": {"directory": str(traces), "steps": self.steps, "seed": self.args.seed}}
-        launch = Launch(
+        outcome = run(self.launch(traces, injections), server=server)
+        return outcome, drill.read(traces, self.args.ranks)
+
+    def launch(self, traces: Path | None = None, injections: Sequence[Injection] = ()) -> Launch:
+        """One run's settings; without ``traces`` those of the fork server."""
+        settings = {"drill": {"directory": str(traces), "steps": self.steps, "seed": self.args.seed}} if traces else {}
+        return Launch(
             script=self.name,
             module=self.module,
             args=self.script_args,
@@ -137,8 +146,6 @@ class _Drill:
             env={"PYTHONHASHSEED": str(self.args.seed)},
             quiet=self.args.json,
         )
-        outcome = run(launch)
-        return outcome, drill.read(traces, self.args.ranks)
 
     def refuse(self, outcome: Outcome, clean: drill.Trace) -> int:
         """The script cannot be drilled."""

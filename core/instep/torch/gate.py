@@ -13,6 +13,7 @@ from instep.agent.records import Header
 from instep.board import Board
 from instep.errors import CommsError, Interrupted, UsageError
 from instep.hooks import Communicator
+from instep.torch.frames import bucket_rebuild
 from instep.torch.graveyard import Graveyard
 from instep.torch.ops import Op
 from instep.torch.tape import Tape
@@ -67,7 +68,8 @@ class Gate:
         self.check()
         self._collectives += 1
         self.header.put("collectives", self._collectives)
-        work = self.forward(handle, op, args, kwargs, outputs)
+        observe = self.observer is not None and not bucket_rebuild()
+        work = self.forward(handle, op, args, kwargs, outputs, observe=observe)
         self.point("collective")
         if self.recording:
             work.wait()

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from instep.errors import UsageError
 from instep.torch.dataloader import DataLoaderCursor
 from instep.torch.passes import PassCursor, adopt_class, is_adopted, release_class
+from instep.torch.sampling import unmoved
 
 
 class Cursor(Protocol):
@@ -84,9 +85,8 @@ class StatefulCursor(PassCursor):
         """The loader's own state, and whether a pass is under way."""
         now = (self._number, self.delivered, self._started)
         if self._asked != now:
-            before = torch.default_generator.get_state()
-            self._answer = self._loader().state_dict()
-            torch.default_generator.set_state(before)  # StatefulDataLoader draws a seed when it is asked before its first pass
+            with unmoved():
+                self._answer = self._loader().state_dict()
             self._asked = now
         return {"started": self._started, "delivered": self.delivered, "loader": self._answer}
 
@@ -104,10 +104,12 @@ class StatefulCursor(PassCursor):
         release_class(self._loader())
 
     def _start(self) -> None:
-        """The loader draws what it needs by itself."""
+        # moves the global generator once a pass, in place of the draws that are undone below
+        torch.empty((), dtype=torch.int64).random_()
 
     def _open(self) -> Iterator[object]:
-        return self._class.__iter__(self._loader())
+        with unmoved():  # StatefulDataLoader draws seeds whenever it makes an iterator, resumed or not
+            return self._class.__iter__(self._loader())
 
     def _loader(self) -> StatefulLoader:
         loader = self._owner()

@@ -70,7 +70,7 @@ def compare(theirs: object, own: object) -> None:
 
 
 class Incoming:
-    """A donor's state on its way in: ``theirs`` is its tree, with blanks on the meta device where tensors belong.
+    """A donor's state on its way in: ``theirs`` is its tree, with blanks where tensors belong.
 
     ``landing`` is where each tensor sent is to be received.
     """
@@ -78,7 +78,8 @@ class Incoming:
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._specs = codec.specs(schema.state)
-        self._blanks = [torch.empty(s.shape, dtype=getattr(torch, s.dtype), device="meta") for s in self._specs]
+        # Expanded scalars: the type and shape of a tensor, and no memory. (The meta device takes several times as long.)
+        self._blanks = [torch.empty((), dtype=getattr(torch, s.dtype)).expand(s.shape) for s in self._specs]
         self._own: list[Tensor | None] = []
         self.landing: list[Tensor] = []
         self.theirs = codec.decode(schema.state, self._blanks)

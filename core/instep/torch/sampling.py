@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
@@ -57,6 +58,16 @@ class Sandbox:
     def __exit__(self, *_: object) -> None:
         self._inside = _take()
         _put(self._outside)
+
+
+@contextmanager
+def unmoved() -> Iterator[None]:
+    """Generators stand afterwards where they stood before."""
+    state = _take()
+    try:
+        yield
+    finally:
+        _put(state)
 
 
 class Seeded(Generic[T]):

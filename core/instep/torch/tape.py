@@ -7,7 +7,6 @@ are kept as a digest only; if loopback gives something else then, the script can
 import json
 import os
 import struct
-import sys
 from collections.abc import Sequence
 
 import torch
@@ -15,10 +14,10 @@ import xxhash
 from torch import Tensor
 
 from instep.errors import UsageError
+from instep.torch.frames import parameter_sync
 
 LIMIT = 64 * 1024 * 1024
 _HEAD = struct.Struct("<II")
-_PARAMETER_SYNC = frozenset({"_sync_params_and_buffers", "_sync_module_states"})
 
 
 def raw(tensor: Tensor) -> memoryview:
@@ -39,7 +38,7 @@ class Tape:
     def record(self, label: str, op: str, outputs: Sequence[Tensor]) -> None:
         """Append one result."""
         size = sum(t.numel() * t.element_size() for t in outputs)
-        keep = "skip" if _is_parameter_sync() else "data" if self._kept + size <= LIMIT else "digest"
+        keep = "skip" if parameter_sync() else "data" if self._kept + size <= LIMIT else "digest"
         body = b""
         if keep == "data":
             body = b"".join(bytes(raw(t)) for t in outputs)
@@ -92,12 +91,3 @@ def _digest(outputs: Sequence[Tensor]) -> bytes:
     for tensor in outputs:
         digest.update(raw(tensor))
     return digest.digest()
-
-
-def _is_parameter_sync() -> bool:
-    frame = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code.co_name in _PARAMETER_SYNC:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False

@@ -1,7 +1,7 @@
 """A worker without torch: speaks the agent's protocol over the inherited channel, and misbehaves when told to.
 
-``python fake_worker.py STEPS [WHAT@RANK@STEP ...]``; WHAT is kill, hang, sleep, exit3, raise, wait or outside. Each acts once, in birth 0;
-in capitals it acts whenever the step is worked on.
+``python fake_worker.py STEPS [WHAT@RANK@STEP ...]``; WHAT is kill, hang, sleep, exit3, raise, wait or outside. Each acts once, in birth 0,
+from the step on; in capitals it acts again and again.
 """
 
 import os
@@ -82,6 +82,8 @@ class Worker:
         self.tell(Hello(rank=self.rank, birth=self.birth, address=self.address, notes={"fake": self.rank}))
         welcome = self.wait(Welcome)
         assert isinstance(welcome, Welcome)
+        if os.environ.get("DIE_IN_SETUP") == f"{self.rank}@{os.environ['TORCHELASTIC_RESTART_COUNT']}":
+            os.kill(os.getpid(), signal.SIGKILL)
         print(f"welcome {welcome.incarnation} book={welcome.book is not None} once={list(welcome.once)}", flush=True)
         self.incarnation = welcome.incarnation
         if not self.fresh:
@@ -131,7 +133,7 @@ class Worker:
         self.pump(PAUSE)
         if any(isinstance(m, Interrupt) for m in self.inbox):
             return
-        for fault in [f for f in faults if f[1:] == [str(self.rank), str(self.step)]]:
+        for fault in [f for f in faults if int(f[1]) == self.rank and self.step >= int(f[2])]:
             if fault[0].islower():
                 faults.remove(fault)
             if self.birth == 0:

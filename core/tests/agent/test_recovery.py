@@ -85,6 +85,15 @@ def test_reports_are_one_line_an_incident(server: Server, tmp_path: Path) -> Non
     assert [IncidentReport.model_validate(json.loads(line)) for line in lines] == story.outcome.incidents
 
 
+def test_a_death_in_set_up_restarts_the_whole_job(server: Server, tmp_path: Path) -> None:
+    story = play(launch(FAKE, "30", "kill@0@20", env={"DIE_IN_SETUP": "1@0"}, log_dir=str(tmp_path)), server)
+    assert story.outcome.code == 0, story.outcome.message
+    first, second = story.outcome.incidents
+    assert (first.scope, first.fault.ranks, second.scope, second.fault.ranks) == ("job", (1,), "in_process", (0,))
+    assert first.seconds_to_step is not None
+    assert (tmp_path / "rank-1.log").read_text().count("welcome 0 book=True") == 1
+
+
 def test_all_ranks_waiting_ends_with_the_table(server: Server) -> None:
     story = play(launch(FAKE, "60", "wait@0@5", "wait@1@5", "wait@2@5"), server)
     assert story.outcome.code == 70

@@ -51,6 +51,21 @@ def test_a_childs_work_is_movement_of_its_parent() -> None:
         child.wait()
 
 
+def test_a_busy_thread_is_movement_and_an_idle_one_is_not() -> None:
+    script = "import threading, time\ndef work():\n while True: {}\nthreading.Thread(target=work, daemon=True).start()\ntime.sleep(60)"
+    for body, moves in (("pass", True), ("time.sleep(0.1)", False)):
+        process = subprocess.Popen([sys.executable, "-c", script.format(body)])
+        try:
+            until(lambda pid=process.pid: len(threads(pid)) == 2)  # type: ignore[misc]
+            time.sleep(0.2)
+            before = vitals(process.pid).cpu
+            time.sleep(0.8)
+            assert (vitals(process.pid).cpu > before) == moves
+        finally:
+            process.kill()
+            process.wait()
+
+
 def test_a_stopped_process_is_seen_as_stopped(sleeper: int) -> None:
     os.kill(sleeper, signal.SIGSTOP)
     until(lambda: vitals(sleeper).stopped)

@@ -1,0 +1,28 @@
+"""Which part of torch asks for a collective, read from the Python stack; needed in set-up and in drills only."""
+
+import os
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PARAMETER_SYNC = frozenset({"_sync_params_and_buffers", "_sync_module_states"})
+
+
+def _outside() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_HERE):
+            yield frame
+        frame = frame.f_back
+
+
+def parameter_sync() -> bool:
+    """Whether DDP's constructor is making parameters equal; they come from a donor later, so the result need not be kept."""
+    return any(frame.f_code.co_name in _PARAMETER_SYNC for frame in _outside())
+
+
+def bucket_rebuild() -> bool:
+    """Whether DDP's reducer is telling all ranks its new buckets, once in a run; after a recovery they are installed without it."""
+    frame = next(_outside(), None)
+    return frame is not None and frame.f_code.co_name == "_pre_forward"
