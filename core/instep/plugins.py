@@ -21,7 +21,7 @@ class LoadedPlugins:
     """The plugins of one process, asked in the order of the configuration; ``tryfirst`` and ``trylast`` bend it, core is last."""
 
     def __init__(self, plugins: Mapping[str, Plugin] | None = None) -> None:
-        self._manager = pluggy.PluginManager("instep")
+        self._manager = _Manager("instep")
         self._manager.add_hookspecs(Plugin)
         self._plugins = dict(plugins or {})
         self._own: set[str] = set()
@@ -102,11 +102,27 @@ def load(config: Config, *, implementing: Collection[str] | None = None) -> Load
     return LoadedPlugins(plugins)
 
 
+@functools.lru_cache(maxsize=1)
+def prepared(document: str) -> LoadedPlugins:
+    """What ``load`` gives for a configuration in JSON, once a process: forked workers inherit it from the fork server."""
+    return load(Config.model_validate_json(document))
+
+
 def check(name: str, plugin: type[Plugin]) -> None:
     """Hold a plugin class against the rules of hooks. Raises ``PluginError`` with all that is wrong; ``name`` begins each line."""
     wrong = list(_faults(plugin))
     if wrong:
         raise PluginError("\n".join(f"{name}: {fault}" for fault in wrong))
+
+
+class _Manager(pluggy.PluginManager):
+    """Looks at methods with the name of a hook only: a plugin is a pydantic model, with many attributes that are costly to ask for."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
+        return super().parse_hookimpl_opts(plugin, name) if name in HOOKS else None
+
+    def parse_hookspec_opts(self, module_or_class: object, name: str) -> pluggy.HookspecOpts | None:
+        return super().parse_hookspec_opts(module_or_class, name) if name in HOOKS else None
 
 
 def _named(hook: str, plugin: str, call: Callable[[], object]) -> object:

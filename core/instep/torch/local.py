@@ -15,8 +15,7 @@ from instep.lifecycle import Lifecycle
 from instep.link import Link
 from instep.messages import Message, Welcome
 from instep.model import Fault, Plan, Status, Vote
-from instep.plugins import LoadedPlugins
-from instep.plugins import load as load_plugins
+from instep.plugins import LoadedPlugins, prepared
 from instep.standing import Standing
 from instep.torch import joining, rng, routing
 from instep.torch.comms import Comms
@@ -67,7 +66,7 @@ class LocalRank:
     def join(self, engine: "Engine") -> None:
         """Start the plugins, meet the other ranks, make the world, and watch over the engine's block from now on."""
         self._engine = engine
-        self.plugins: LoadedPlugins = load_plugins(self.config)
+        self.plugins: LoadedPlugins = prepared(self.config.model_dump_json())
         self.comms = Comms(self.board, self.gate, self.plugins, rank=self.rank, world_size=self.world_size, tell=self.tell)
         job = Job(self.rank, self.world_size, self.local_rank, self._birth, _HOST, self._secret)
         self._address = joining.start_plugins(self.plugins, job)

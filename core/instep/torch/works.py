@@ -110,6 +110,8 @@ class FailableWork(Work):
         try:
             future.wait()
         except RuntimeError as error:
+            if self.incarnation == self._gate.board.current:
+                self._gate.broken = True
             self._settle(CommsError(f"{self.label}: {error}"))
         else:
             self._observe()

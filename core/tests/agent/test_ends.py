@@ -22,9 +22,10 @@ if __name__ == "__main__":
             print("goodbye", signum, flush=True)
             sys.exit(0)
         signal.signal(signal.SIGTERM, leave)
-    own = multiprocessing.Process(target=child, daemon=True)
-    own.start()
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+    if "polite" not in sys.argv:
+        own = multiprocessing.Process(target=child, daemon=True)
+        own.start()
+        other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
     print("up", flush=True)
     time.sleep(100)
 """
@@ -32,7 +33,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def family(tmp_path: Path) -> Path:
-    """A script whose ranks have children of their own, one forked and one started."""
+    """A script whose ranks have children of their own, one forked and one started, unless they are polite."""
     script = tmp_path / "family.py"
     script.write_text(FAMILY)
     return script
