@@ -2,10 +2,12 @@
 
     python benchmarks/comm_init.py --ranks 8 16 32 --rounds 7 --json
 
-*First*: nothing is there yet. TCPStore: the store is opened and joined, a device made. Computed: a device is made, its address goes to the
-parent, which plays the agent and sends everybody the book. *Again*: a group replaces an earlier one. TCPStore: the store stays, keys get a
-new prefix. Computed: device and addresses stay, and pair numbers have travelled with the votes, so no message is sent at all.
+*Meeting* happens once. TCPStore: its server runs already, as under torchrun; everybody joins it. Computed: everybody makes a device, its
+address goes to the parent, which plays the agent and sends everybody the book. *Constructor* and *all-reduce* (constructor included) come
+after that, for the first group and again for one in its place. TCPStore: a new device, and keys under a new prefix. Computed: nothing is
+sent at all, for pair numbers have travelled with the book or the votes.
 Both kinds take turns in the same processes. Times are those of the slowest rank, medians over the rounds, in milliseconds.
+Every rank opens a connection to every other one in both kinds; with fewer cores than ranks that is what most of the time goes into.
 """
 
 import argparse
@@ -19,16 +21,19 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+
 from instep_init_gloo.device import Device
-from instep_init_gloo.store import BookStore
 from instep_init_gloo.wire import Endpoint
 
 PATIENCE = 120.0
 KINDS = ("tcpstore", "computed")
+ROWS = (("first", "meeting"), ("first", "constructor"), ("first", "all-reduce"), ("again", "constructor"), ("again", "all-reduce"))
 Times = dict[str, list[float]]
+T = TypeVar("T")
 
 
 class Member:
@@ -38,6 +43,7 @@ class Member:
         self.rank, self.size, self.parent, self.barrier = rank, size, parent, barrier
         self.device: Device | None = None
         self.store: dist.Store | None = None
+        self.book: list[Endpoint] = []
         self.times: Times = {}
 
     def share(self, own: Endpoint) -> list[Endpoint]:
@@ -45,58 +51,62 @@ class Member:
         self.parent.send_bytes(json.dumps([own.host, own.port, own.first]).encode())
         return [Endpoint(*entry) for entry in json.loads(self.parent.recv_bytes())]
 
-    def tcpstore(self, port: int, prefix: str) -> dist.ProcessGroupGloo:
-        """A group over a TCPStore that rank 0 serves."""
-        if self.store is None:
-            self.store = dist.TCPStore("127.0.0.1", port, self.size, is_master=self.rank == 0, timeout=timedelta(seconds=PATIENCE))
+    def join(self, port: int) -> None:
+        """Meeting by a TCPStore."""
+        self.store = dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=PATIENCE))
+
+    def gather(self) -> None:
+        """Meeting by the parent."""
+        self.device = Device(host="127.0.0.1", interface=None)
+        self.book = self.share(self.device.probe())
+
+    def tcpstore(self, prefix: str) -> dist.ProcessGroupGloo:
+        """A group over the TCPStore."""
+        assert self.store is not None
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
         options._timeout = timedelta(seconds=PATIENCE)
         return dist.ProcessGroupGloo(dist.PrefixStore(prefix, self.store), self.rank, self.size, options)
 
-    def computed(self, book: Sequence[Endpoint]) -> dist.ProcessGroupGloo:
-        """A group from an address book."""
+    def computed(self) -> dist.ProcessGroupGloo:
+        """A group from the address book."""
         assert self.device is not None
-        store = BookStore(self.rank, dict(enumerate(book)))
-        return self.device.group(store, rank=self.rank, size=self.size, timeout=PATIENCE, threads=2)
+        at = self.device.rendezvous(self.rank, dict(enumerate(self.book)))
+        return self.device.connect(at, rank=self.rank, size=self.size, timeout=PATIENCE, threads=2)
 
-    def first_computed(self) -> dist.ProcessGroupGloo:
-        """Device, book and group."""
-        self.device = Device(host="127.0.0.1", interface=None)
-        return self.computed(self.share(self.device.probe()))
-
-    def measure(self, name: str, connect: Callable[[], dist.ProcessGroupGloo]) -> None:
-        """Connect at the same time as all others, and reduce once."""
+    def clock(self, name: str, work: Callable[[], T]) -> tuple[T, float]:
+        """Begin at the same time as all others; what `work` gives, and when it began."""
         self.barrier.wait(PATIENCE)
         begin = time.perf_counter()
-        group = connect()
-        connected = time.perf_counter()
+        result = work()
+        self.times.setdefault(name, []).append(time.perf_counter() - begin)
+        return result, begin
+
+    def connect(self, kind: str, when: str) -> None:
+        """Connect and reduce once."""
+        make = {"tcpstore": lambda: self.tcpstore(when), "computed": self.computed}[kind]
+        group, begin = self.clock(f"{when} {kind} constructor", make)
         tensor = torch.ones(8)
         group.allreduce([tensor]).wait()
-        end = time.perf_counter()
+        self.times.setdefault(f"{when} {kind} all-reduce", []).append(time.perf_counter() - begin)
         if tensor[0] != self.size:
-            raise SystemExit(f"{name}: the sum is wrong")
-        self.times.setdefault(f"{name} constructor", []).append(connected - begin)
-        self.times.setdefault(f"{name} all-reduce", []).append(end - begin)
+            raise SystemExit(f"{kind}: the sum is wrong")
         self.barrier.wait(PATIENCE)
 
     def round(self, number: int, port: int) -> None:
-        """Both kinds in turn, first and again."""
+        """Everything once, both kinds in turn."""
+        kinds = KINDS if number % 2 else KINDS[::-1]
         self.device = self.store = None
-        jobs = {
-            "tcpstore": lambda: self.measure("first tcpstore", lambda: self.tcpstore(port, "first")),
-            "computed": lambda: self.measure("first computed", self.first_computed),
-        }
-        for kind in KINDS if number % 2 else reversed(KINDS):
-            jobs[kind]()
+        server = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False) if self.rank == 0 else None
+        for kind in kinds:
+            self.clock(f"first {kind} meeting", {"tcpstore": lambda: self.join(port), "computed": self.gather}[kind])
+        for kind in kinds:
+            self.connect(kind, "first")
         assert self.device is not None
-        book = self.share(self.device.probe())
-        jobs = {
-            "tcpstore": lambda: self.measure("again tcpstore", lambda: self.tcpstore(port, "again")),
-            "computed": lambda: self.measure("again computed", lambda: self.computed(book)),
-        }
-        for kind in KINDS if number % 2 else reversed(KINDS):
-            jobs[kind]()
+        self.book = self.share(self.device.probe())
+        for kind in kinds:
+            self.connect(kind, "again")
+        del server
 
 
 def member(rank: int, size: int, ports: Sequence[int], parent: Connection, barrier: Barrier) -> None:
@@ -153,14 +163,14 @@ def main() -> None:
     rows = []
     for size in arguments.ranks:
         medians = run(size, arguments.rounds)
-        for when in ("first", "again"):
-            for what in ("constructor", "all-reduce"):
-                store, computed = medians[f"{when} tcpstore {what}"], medians[f"{when} computed {what}"]
-                rows.append({"ranks": size, "init": when, "until": what, "tcpstore_ms": store, "computed_ms": computed, "ratio": store / computed})
+        for when, what in ROWS:
+            store, computed = medians[f"{when} tcpstore {what}"], medians[f"{when} computed {what}"]
+            row = {"ranks": size, "init": when, "until": what, "tcpstore_ms": store, "computed_ms": computed}
+            rows.append({**row, "ratio": store / computed})
     if arguments.json:
         print(json.dumps({"rounds": arguments.rounds, "rows": rows}))
         return
-    print(f"{'ranks':>5}  {'init':5}  {'until':11}  {'TCPStore ms':>11}  {'computed ms':>11}  {'ratio':>5}")
+    print(f"{'ranks':>5}  {'init':5}  {'what':11}  {'TCPStore ms':>11}  {'computed ms':>11}  {'ratio':>5}")
     for row in rows:
         print("{ranks:5}  {init:5}  {until:11}  {tcpstore_ms:11.1f}  {computed_ms:11.1f}  {ratio:5.1f}".format(**row))
 

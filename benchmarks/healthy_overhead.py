@@ -13,62 +13,48 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
 
 WAYS = ("instep", "bare", "plain")
 
 
 def worker(args: argparse.Namespace) -> None:
     """One rank: all three ways in turn, `args.rounds` times."""
-    import sys
-
     import torch
     import torch.distributed as dist
-    from torch.nn import functional as F
-    from torch.nn.parallel import DistributedDataParallel as DDP
 
     import instep
 
-    sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-    from train_gpt import GPT, SIZES, groups
-
     session = instep.init()
     stock = _stock_group(args.directory / "store", session.rank, session.world_size)
-    torch.manual_seed(session.rank)
-    batch = torch.randint(0, 256, (4, 33))
-
-    def build(group: dist.ProcessGroup | None) -> tuple[DDP, torch.optim.Optimizer]:
-        torch.manual_seed(0)
-        model = DDP(GPT(*SIZES[args.params], 64, dropout=0.0), process_group=group)
-        return model, torch.optim.AdamW(groups(model))
-
-    model, optimizer = build(None)
-    plain_model, plain_optimizer = build(stock)
-    session.protect(model=model, optimizer=optimizer, plain_model=plain_model, plain_optimizer=plain_optimizer)
+    step, optimizer = _trainer(args.params, None, session.rank)
+    plain_step, plain_optimizer = _trainer(args.params, stock, session.rank)
+    session.protect(**step.protected, **{f"plain_{k}": v for k, v in plain_step.protected.items()})
     flag = torch.zeros(1)
 
-    def forward_backward(network: DDP) -> None:
-        F.cross_entropy(network(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()).backward()
-
-    def with_instep() -> None:
-        forward_backward(model)
-        with session.commit():
-            optimizer.step()
-            optimizer.zero_grad()
+    @session.recoverable
+    def protected() -> None:
+        target = session.step - session.step % args.steps + args.steps
+        while session.step < target:
+            step()
+            with session.commit():
+                optimizer.step()
+                optimizer.zero_grad()
 
     def plain(*, bare: bool) -> None:
-        forward_backward(plain_model)
-        if bare:
-            stock.allreduce([flag]).wait()
-        plain_optimizer.step()
-        plain_optimizer.zero_grad()
-
-    @session.recoverable
-    def protected(steps: int) -> None:
-        target = session.step + steps - session.step % steps
-        while session.step < target:
-            with_instep()
+        for _ in range(args.steps):
+            plain_step()
+            if bare:
+                stock.allreduce([flag]).wait()
+            plain_optimizer.step()
+            plain_optimizer.zero_grad()
 
     def timed(run: Callable[[], object]) -> float:
         stock.barrier().wait()
@@ -78,17 +64,46 @@ def worker(args: argparse.Namespace) -> None:
         stock.allreduce([seconds], dist.ReduceOp.MAX).wait()
         return seconds.item()
 
-    ways: dict[str, Callable[[], object]] = {
-        "instep": lambda: protected(args.steps),
-        "bare": lambda: [plain(bare=True) for _ in range(args.steps)],
-        "plain": lambda: [plain(bare=False) for _ in range(args.steps)],
-    }
+    ways: dict[str, Callable[[], object]] = {"instep": protected, "bare": lambda: plain(bare=True), "plain": lambda: plain(bare=False)}
     rounds = [{way: timed(ways[way]) for way in WAYS} for _ in range(args.rounds + 1)][1:]
     if session.rank == 0:
         (args.directory / "rounds.json").write_text(json.dumps(rounds))
 
 
-def _stock_group(path: Path, rank: int, size: int) -> "dist.ProcessGroup":  # type: ignore[name-defined]  # noqa: F821
+def _trainer(params: str, group: "dist.ProcessGroup | None", rank: int) -> "tuple[Step, torch.optim.Optimizer]":
+    """Forward and backward of one model over a process group, and its optimizer."""
+    import sys
+
+    import torch
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+    from train_gpt import GPT, SIZES, groups
+
+    torch.manual_seed(0)
+    model = DDP(GPT(*SIZES[params], 64, dropout=0.0), process_group=group)
+    optimizer = torch.optim.AdamW(groups(model))
+    batch = torch.randint(0, 256, (4, 33), generator=torch.Generator().manual_seed(rank))
+    return Step(model, batch, {"model": model, "optimizer": optimizer}), optimizer
+
+
+@dataclass(frozen=True)
+class Step:
+    """Forward and backward on always the same batch."""
+
+    model: "torch.nn.Module"
+    batch: "torch.Tensor"
+    protected: "dict[str, object]"
+
+    def __call__(self) -> None:
+        from torch.nn import functional as F
+
+        scores = self.model(self.batch[:, :-1])
+        F.cross_entropy(scores.flatten(0, 1), self.batch[:, 1:].flatten()).backward()
+
+
+def _stock_group(path: Path, rank: int, size: int) -> "dist.ProcessGroup":
+    """A gloo group that instep knows nothing of."""
     import torch
     import torch.distributed as dist
 

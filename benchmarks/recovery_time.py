@@ -2,9 +2,9 @@
 
     python benchmarks/recovery_time.py --params 1M 25M --ranks 2 3 4 --kills 10 --json
 
-Each row is one job of `examples/train_gpt.py` with its ranks killed in turn, at places drawn from a seed. The baseline trains the same model
-under torchrun with a checkpoint every 50 steps; its time runs from SIGKILL to the end of the first step after the restart, and to the step
-at which the lost steps are made up for.
+Each row is one job of `examples/train_gpt.py` with its ranks killed in turn, at places drawn from a seed. The baseline trains the same
+model under torchrun with a checkpoint every 50 steps; its time runs from SIGKILL to the end of the first step after the restart, and to
+the step at which the lost steps are made up for.
 """
 
 import argparse
@@ -33,14 +33,14 @@ GAP = 6
 def instep_row(params: str, ranks: int, kills: int) -> dict[str, object]:
     """One job with `kills` kills: medians of seconds, and of the slowest rank in each phase."""
     draw = random.Random(0)
-    placed = [
-        Injection(id=i, rank=i % ranks, kind="kill", step=(i + 1) * GAP, point=draw.choice(drill.ANYWHERE)) for i in range(kills)
-    ]
+    placed = [Injection(id=i, rank=i % ranks, kind="kill", step=(i + 1) * GAP, point=draw.choice(drill.ANYWHERE)) for i in range(kills)]
     script = str(EXAMPLES / "train_gpt.py")
     args = ("--params", params, "--steps", str((kills + 2) * GAP), "--every", "100000")
     outcome = run(Launch(script=script, args=args, nproc=ranks, config=config.load().config, injections=tuple(placed), quiet=True))
     if outcome.code or len(outcome.incidents) != kills:
-        raise SystemExit(f"{params} on {ranks} ranks: code {outcome.code}, {len(outcome.incidents)} of {kills} incidents: {outcome.message}")
+        raise SystemExit(
+            f"{params} on {ranks} ranks: code {outcome.code}, {len(outcome.incidents)} of {kills} incidents: {outcome.message}"
+        )
     return {
         "params": params,
         "ranks": ranks,

@@ -61,7 +61,9 @@ def main() -> None:
         if rank == 0:
             event(args.directory, event="step", step=step + 1)
             if (step + 1) % args.every == 0:
-                torch.save({"step": step + 1, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}, args.directory / "new.pt")
+                torch.save(
+                    {"step": step + 1, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}, args.directory / "new.pt"
+                )
                 os.replace(args.directory / "new.pt", checkpoint)
     dist.destroy_process_group()
 

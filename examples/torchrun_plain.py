@@ -1,7 +1,7 @@
 """A torchrun script that has never heard of instep: plain DDP over gloo that saves checkpoints and resumes from them by itself.
 
-    torchrun --nproc-per-node 4 --max-restarts 3 examples/torchrun_plain.py --directory /tmp/plain
-    instep run --nproc-per-node 4 --max-restarts 3 examples/torchrun_plain.py --directory /tmp/plain
+torchrun --nproc-per-node 4 --max-restarts 3 examples/torchrun_plain.py --directory /tmp/plain
+instep run --nproc-per-node 4 --max-restarts 3 examples/torchrun_plain.py --directory /tmp/plain
 """
 
 import argparse

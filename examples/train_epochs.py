@@ -1,6 +1,6 @@
 """Everything a real loop has: epochs, validation with collectives, early stopping, accumulation, a gradient scaler, an average of weights.
 
-    instep run --nproc-per-node 4 examples/train_epochs.py --epochs 8 --workers 2
+instep run --nproc-per-node 4 examples/train_epochs.py --epochs 8 --workers 2
 """
 
 import argparse
@@ -65,12 +65,23 @@ def evaluate(model: nn.Module, loader: Data) -> float:
     return (total[0] / total[1]).item()
 
 
-def main() -> None:
+def groups(parameters: nn.ParameterList) -> list[dict[str, object]]:
+    """Matrices decay, everything else does not."""
+    return [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.05},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--workers", type=int, default=0, help="processes that load data, on each rank")
-    args = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> None:
+    args = arguments()
     session = instep.init()
     torch.manual_seed(0)
     training, validation = datasets(4096)
@@ -79,9 +90,7 @@ def main() -> None:
     model = DDP(network())
     parameters = nn.ParameterList(model.parameters())
     average = AveragedModel(parameters, multi_avg_fn=get_ema_multi_avg_fn(0.95))
-    weights = [p for p in parameters if p.ndim > 1]
-    others = [p for p in parameters if p.ndim <= 1]
-    optimizer = torch.optim.AdamW([{"params": weights, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}], lr=2e-3)
+    optimizer = torch.optim.AdamW(groups(parameters), lr=2e-3)
     steps_an_epoch = len(loader) // 2
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * steps_an_epoch)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=25)

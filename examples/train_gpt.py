@@ -1,7 +1,7 @@
 """A small GPT learns to write Python from the source files of the standard library, on as many ranks as it is given.
 
-    instep run --nproc-per-node 4 examples/train_gpt.py --steps 200
-    instep drill --ranks 4 --steps 60 --kill 0@20 --raise 1@30 examples/train_gpt.py
+instep run --nproc-per-node 4 examples/train_gpt.py --steps 200
+instep drill --ranks 4 --steps 60 --kill 0@20 --raise 1@30 examples/train_gpt.py
 """
 
 import argparse

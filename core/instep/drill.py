@@ -56,7 +56,7 @@ class Verdict(Value):
 
 @dataclass(frozen=True)
 class Trace:
-    """What one run left behind: number and digest of all collective results by (step, rank), and digests of each rank's state at its end."""
+    """What one run left behind: number and digest of collective results by (step, rank), and digests of each rank's state at its end."""
 
     steps: Mapping[tuple[int, int], tuple[int, str]]
     states: tuple[Mapping[str, str], ...]

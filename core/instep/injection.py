@@ -28,7 +28,7 @@ POINTS = (
 )
 
 
-class InjectedFault(RuntimeError):
+class InjectedFault(RuntimeError):  # noqa: N818 - a fault on purpose, not an error of anybody
     """The exception of an injection of kind ``raise``; the script has nothing to do with it."""
 
 

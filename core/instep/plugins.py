@@ -6,7 +6,9 @@ what to do. A bare hook call of pluggy would stop at the first exception without
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping
+from types import ModuleType
 
 import pluggy
 from pydantic import ValidationError
@@ -103,9 +105,9 @@ def load(config: Config, *, implementing: Collection[str] | None = None) -> Load
 
 
 @functools.lru_cache(maxsize=1)
-def prepared(document: str) -> LoadedPlugins:
-    """What ``load`` gives for a configuration in JSON, once a process: forked workers inherit it from the fork server."""
-    return load(Config.model_validate_json(document))
+def prepared(table: str) -> LoadedPlugins:
+    """What ``load`` gives for a table of plugins in JSON, once a process: forked workers inherit it from the fork server."""
+    return load(Config(plugins=json.loads(table)))
 
 
 def check(name: str, plugin: type[Plugin]) -> None:
@@ -121,7 +123,7 @@ class _Manager(pluggy.PluginManager):
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
         return super().parse_hookimpl_opts(plugin, name) if name in HOOKS else None
 
-    def parse_hookspec_opts(self, module_or_class: object, name: str) -> pluggy.HookspecOpts | None:
+    def parse_hookspec_opts(self, module_or_class: ModuleType | type, name: str) -> pluggy.HookspecOpts | None:
         return super().parse_hookspec_opts(module_or_class, name) if name in HOOKS else None
 
 

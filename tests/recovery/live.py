@@ -21,6 +21,11 @@ class Live:
     out: Path
     ranks: int
 
+    @property
+    def temporary(self) -> Path:
+        """Where the job's temporary files would be."""
+        return self.out / "tmp"
+
     def steps(self, rank: int) -> list[dict[str, int]]:
         """What the rank has written after each step so far; works with ``--stats``."""
         path = self.out / f"stats-{rank}.jsonl"
@@ -39,8 +44,7 @@ class Live:
     def workers(self) -> dict[int, int]:
         """Process id of each rank, by the name it gives itself."""
         names = {pid: processes.command(pid) for pid in processes.descendants(self.agent.pid)}
-        found = {int(name.rpartition("-")[2]): pid for pid, name in sorted(names.items(), reverse=True) if name.startswith("instep-rank-")}
-        return found
+        return {int(name.rpartition("-")[2]): pid for pid, name in sorted(names.items(), reverse=True) if name.startswith("instep-rank-")}
 
     def forkserver(self) -> int:
         """Process id of the fork server: the parent of rank 0."""
@@ -63,8 +67,12 @@ def live(
     out: Path, *, ranks: int = 3, args: Sequence[str] = (), options: Sequence[str] = (), settings: Mapping[str, object] | None = None
 ) -> Iterator[Live]:
     """Start the test job; whatever is left of it at the end is killed."""
-    out.mkdir(exist_ok=True)
-    environment = {**os.environ, **{"INSTEP_" + k.upper().replace(".", "__"): str(v) for k, v in (settings or {}).items()}}
+    (out / "tmp").mkdir(parents=True)
+    environment = {
+        **os.environ,
+        "TMPDIR": str(out / "tmp"),
+        **{"INSTEP_" + k.upper().replace(".", "__"): str(v) for k, v in (settings or {}).items()},
+    }
     command = [sys.executable, "-m", "instep", "run", "--nproc-per-node", str(ranks), "--report-dir", str(out / "report"), *options]
     command += [str(JOB), "--out", str(out), "--stats", *args]
     with (out / "output").open("w") as output:

@@ -1,4 +1,4 @@
-"""Random faults for as long as asked: `python -m tests.recovery.stress --minutes 10`. Each job's seed is printed; `--seed N --jobs 1` repeats it."""
+"""Random faults for as long as asked: `python -m tests.recovery.stress --minutes 10`; `--seed N --jobs 1` repeats a job by its seed."""
 
 import argparse
 import random
@@ -54,7 +54,10 @@ def main() -> int:
             else:
                 total += len(run.outcome.fired)
                 incidents += len(run.incidents)
-                print(f"seed {seed}: {len(run.outcome.fired)} faults, {len(run.incidents)} incidents, {time.monotonic() - begin:.1f} s", flush=True)
+                print(
+                    f"seed {seed}: {len(run.outcome.fired)} faults, {len(run.incidents)} incidents, {time.monotonic() - begin:.1f} s",
+                    flush=True,
+                )
             seed, done = seed + 1, done + 1
     print(f"{done} jobs, {total} faults in {incidents} incidents; failed seeds: {failed or 'none'}")
     return 1 if failed or not done else 0

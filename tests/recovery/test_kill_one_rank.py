@@ -19,7 +19,8 @@ def test_a_killed_rank_is_back_in_step(jobs: Jobs, rank: int) -> None:
     assert incident.verified
     assert incident.bytes_moved > 0
     assert {"reinit_comms", "restore_state", "resume_data", "verify"} <= {receipt.phase for receipt in incident.phases}
-    assert incident.seconds_to_resume is not None and incident.seconds_to_step is not None
+    assert incident.seconds_to_resume is not None
+    assert incident.seconds_to_step is not None
     assert 0 < incident.seconds_to_resume < incident.seconds_to_step < 10
 
 

@@ -32,7 +32,9 @@ def test_a_fault_in_a_recovery_opens_the_next_attempt(jobs: Jobs, kind: str, poi
     assert len(incident.attempts) >= 2
 
 
-@pytest.mark.parametrize("points", [("mid_forward", "mid_forward"), ("mid_backward", "prepared"), ("amid", "amid"), ("record", "record")], ids="-".join)
+@pytest.mark.parametrize(
+    "points", [("mid_forward", "mid_forward"), ("mid_backward", "prepared"), ("amid", "amid"), ("record", "record")], ids="-".join
+)
 def test_two_victims_of_four(jobs: Jobs, points: tuple[str, str]) -> None:
     one, other = points
     run = jobs.check(Shape(ranks=4, steps=8), [Fault("kill", 0, one, step=STEP), Fault("kill", 2, other, step=STEP)])

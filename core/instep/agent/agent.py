@@ -189,8 +189,9 @@ class _Agent:
             memory = self._crew.memories[worker.rank]
             progress = memory.progress()
             vitals = memory.vitals(worker.pid, progress)
-            owes = worker.rank in owing
-            sights.append(Sight(worker.rank, worker.birth, progress, vitals, member.hello is not None, member.joined, owes))
+            voted = member.vote is not None and not job.life.planned
+            greeted, owes = member.hello is not None, worker.rank in owing
+            sights.append(Sight(worker.rank, worker.birth, progress, vitals, greeted, member.joined, owes_vote=owes, voted=voted))
         return sights
 
     def _detect(self) -> None:

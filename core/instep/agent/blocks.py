@@ -15,7 +15,7 @@ def done(job: Job, member: Member, message: Done) -> None:
 def closed(job: Job, member: Member, message: Closed) -> None:
     """A rank knows that all are done. When all know, nobody needs a donor any more: they leave the block, and an incident is over."""
     member.closed = True
-    if job.life.released >= message.block or not all(m.closed for m in job.members):
+    if not all(m.closed for m in job.members):
         return
     job.life.released = message.block
     for each in job.members:

@@ -5,6 +5,7 @@
 ``born`` {id, pid} with a pidfd; ``exited`` {pid, code} when a worker is dead and its process group is killed.
 """
 
+import contextlib
 import gc
 import importlib
 import json
@@ -101,10 +102,21 @@ def warm(request: Mapping[str, object]) -> Mapping[str, object]:
     sys.path[:0] = path
     missing = [told for module in modules for name in _expand(module) if (told := _import(name))]
     del sys.path[: len(path)]
+    _prepare(request["plugins"])
     importlib.invalidate_caches()
     gc.collect()
     gc.freeze()
     return {"problem": _problem(), "missing": missing}
+
+
+def _prepare(table: object) -> None:
+    if table and isinstance(table, str):
+        from instep.errors import InstepError
+        from instep.plugins import prepared
+
+        # The worker raises the same error again, where it can be seen.
+        with contextlib.suppress(InstepError):
+            prepared(table)
 
 
 def _names(value: object) -> list[str]:

@@ -1,5 +1,6 @@
 """What a job is started with, and how it ended. The one place besides the configuration that looks at the environment."""
 
+import json
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -83,7 +84,8 @@ class Launch:
         there = installed()
         plugins = [found.entry.module.partition(".")[0] + ".*" for name in enabled(self.config) for found in there.get(name, ())]
         folder = Path.cwd() if self.module else Path(self.script).resolve().parent
-        return Warmth((*self.warm, *plugins, *self.config.preload), (str(folder),) if self.config.preload else ())
+        table = json.dumps(dict(self.config.plugins)) if self.warm else ""
+        return Warmth((*self.warm, *plugins, *self.config.preload), (str(folder),) if self.config.preload else (), table)
 
     def free_port(self) -> int:
         """A port for the script's own rendezvous, fresh at each start of the job unless one was asked for."""

@@ -31,10 +31,14 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Warmth:
-    """What the fork server imports (``name.*``: with all submodules), with ``path`` in front of ``sys.path`` meanwhile."""
+    """What the fork server imports (``name.*``: with all submodules), with ``path`` in front of ``sys.path`` meanwhile.
+
+    ``plugins`` is the configuration's table of plugins in JSON; workers inherit them loaded.
+    """
 
     modules: Sequence[str]
     path: Sequence[str]
+    plugins: str
 
 
 class Server:
@@ -79,7 +83,7 @@ class ForkServer:
         """Import once; returns what stands against forking, if anything, and what could not be imported."""
         if self._server.ready:
             return None, []
-        self._tell({"t": "warm", "modules": list(warmth.modules), "path": list(warmth.path)}, [])
+        self._tell({"t": "warm", "modules": list(warmth.modules), "path": list(warmth.path), "plugins": warmth.plugins}, [])
         problem, missing = await self._ready
         self._server.ready = problem is None
         return problem, missing

@@ -1,8 +1,9 @@
 """The watchdog: which ranks are hung, from what can be seen of them at each tick. Pure, and it counts ticks, not elapsed time.
 
 A rank that waits for its peers is never a suspect. One that does not wait, and shows no movement at all (progress words, CPU time of its
-main thread, I/O, children), is hung after ``stall`` seconds or ten median steps. An agent that was stopped for a while has counted no
-tick meanwhile, so it judges nobody for its own absence.
+main thread, I/O, children), is hung after ``stall`` seconds or ten median steps. In a recovery the phases have deadlines of their own:
+there only a stopped process, and a vote that is owed, count. An agent that was stopped for a while has counted no tick meanwhile, so it
+judges nobody for its own absence.
 """
 
 from collections import deque
@@ -42,7 +43,11 @@ class Vitals:
 
 @dataclass(frozen=True)
 class Sight:
-    """One rank at one tick. ``greeted``: it said hello. ``joined``: its present birth was in step. ``owes_vote``: others have voted."""
+    """One rank at one tick.
+
+    ``greeted``: it said hello. ``joined``: its present birth was in step. ``owes_vote``: others have voted, it has not. ``voted``: it has,
+    and waits for the others.
+    """
 
     rank: int
     birth: int
@@ -51,6 +56,7 @@ class Sight:
     greeted: bool
     joined: bool
     owes_vote: bool = False
+    voted: bool = False
 
 
 @dataclass
@@ -118,24 +124,34 @@ class Watchdog:
 
     def _silent(self, sight: Sight, track: _Track, sights: Sequence[Sight]) -> str | None:
         timing, progress = self.timing, sight.progress
-        still, stopped = self._seconds(track.still), self._seconds(track.stopped)
-        if not sight.joined and stopped >= self._stall(track):
-            return f"its process has been stopped for {stopped:.1f} s in set-up"
-        if not sight.joined or progress.state in _FREE:
-            return _no_movement(sight, still) if still >= timing.startup and not progress.waiting else None
-        limit = self._stall(track) if _covered(sight, sights) else timing.moving
+        still, stopped, owed = (self._seconds(ticks) for ticks in (track.still, track.stopped, track.owed))
+        free = not sight.joined or progress.state in _FREE
+        limit = self._limit(sight, track, sights)
         if stopped >= limit:
             return f"its process has been stopped for {stopped:.1f} s"
-        owed = self._seconds(track.owed)
         if owed >= (timing.acknowledge if limit < timing.moving else timing.moving):
             return f"it did not acknowledge a fault within {owed:.1f} s; an `except:` in the loop, or a native call, keeps it from doing so"
-        if progress.waiting:
+        if progress.waiting or sight.voted:
             return None
-        if still >= limit:
+        if still >= (timing.startup if free or progress.state is State.RECOVERY else limit):
             return _no_movement(sight, still)
-        if (uncommitted := self._seconds(track.uncommitted)) >= timing.moving and progress.state is not State.DONE:
+        uncommitted = self._seconds(track.uncommitted)
+        if uncommitted >= timing.moving and not free and progress.state is not State.DONE:
             return f"it moves, but has not committed a step for {uncommitted:.0f} s (watchdog.moving)"
         return None
+
+    def _limit(self, sight: Sight, track: _Track, sights: Sequence[Sight]) -> float:
+        """Seconds that a rank may be stopped, or do nothing in a step: long where killing it would lose a step or the job."""
+        if not sight.joined:
+            return self._stall(track)
+        if sight.progress.state in _FREE:
+            return self.timing.startup
+        return self._stall(track) if self._covered(sight, sights) else self.timing.moving
+
+    def _covered(self, sight: Sight, sights: Sequence[Sight]) -> bool:
+        """Whether another rank, not judged itself, holds at least this one's step, so that killing it loses nothing."""
+        others = (s for s in sights if s.rank != sight.rank and not self._tracks[s.rank].judged)
+        return any(s.joined and s.progress.step >= sight.progress.step for s in others)
 
     def _deadlock(self, sights: Sequence[Sight]) -> list[ev.Hung | ev.Stuck]:
         if not sights or any(not s.greeted or not s.progress.waiting or s.progress.state is State.RECOVERY for s in sights):
@@ -165,11 +181,6 @@ def movement(progress: Progress) -> tuple[int, ...]:
 
 def _signs(sight: Sight) -> tuple[object, ...]:
     return (*movement(sight.progress), sight.vitals.cpu, sight.vitals.io)
-
-
-def _covered(sight: Sight, sights: Sequence[Sight]) -> bool:
-    """Whether another rank holds at least this one's step, so that killing it loses nothing."""
-    return any(s.rank != sight.rank and s.joined and s.progress.step >= sight.progress.step for s in sights)
 
 
 def _no_movement(sight: Sight, seconds: float) -> str:

@@ -5,7 +5,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from instep import config, drill
@@ -90,7 +89,8 @@ class _Drill:
     def __init__(self, args: argparse.Namespace, script: Sequence[str], orders: list[drill.Order], directory: Path) -> None:
         self.args, self.orders, self.directory = args, orders, directory
         self.steps: int | None = args.steps if script else args.steps or DEFAULT_STEPS
-        self.name, self.module = (script[0], args.module) if script else (DEFAULT_JOB, True)
+        self.name: str = script[0] if script else DEFAULT_JOB
+        self.module: bool = args.module or not script
         self.script_args = tuple(script[1:])
 
     def main(self) -> int:

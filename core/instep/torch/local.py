@@ -1,5 +1,6 @@
 """This rank, as the lifecycle and the session see it: link, gate, plugins and state, wired together once."""
 
+import json
 import logging
 import time
 from collections.abc import Sequence
@@ -66,7 +67,7 @@ class LocalRank:
     def join(self, engine: "Engine") -> None:
         """Start the plugins, meet the other ranks, make the world, and watch over the engine's block from now on."""
         self._engine = engine
-        self.plugins: LoadedPlugins = prepared(self.config.model_dump_json())
+        self.plugins: LoadedPlugins = prepared(json.dumps(dict(self.config.plugins)))
         self.comms = Comms(self.board, self.gate, self.plugins, rank=self.rank, world_size=self.world_size, tell=self.tell)
         job = Job(self.rank, self.world_size, self.local_rank, self._birth, _HOST, self._secret)
         self._address = joining.start_plugins(self.plugins, job)

@@ -147,12 +147,42 @@ def test_a_death_interrupts_the_survivors_and_replaces_the_dead() -> None:
 def test_the_plan_is_made_once_and_only_from_votes_of_this_incarnation() -> None:
     desk = Desk().live(step=4)
     desk.fault(0)
-    desk.vote(0, 4).vote(1, 4, incarnation=0).vote(1, 4)
+    desk.vote(0, 4).vote(2, 4).vote(1, 4, incarnation=0)
     assert desk.plans == []
-    desk.vote(2, 4)
+    desk.vote(1, 4)
     assert len(desk.plans) == 1
     assert desk.vote(2, 4).out == []
     assert len(desk.plans) == 1
+
+
+def test_votes_commits_and_dones_of_a_failed_attempt_do_not_count() -> None:
+    desk = Desk().live(step=4).fault(0)
+    desk.vote(0, 4).vote(1, 4).dies(2).hello(2)
+    assert desk.vote(2, 0, Status.FRESH).sent(Planned) == {}
+    desk.vote(0, 4).vote(1, 4)
+    assert len(desk.plans) == 1
+    for rank in range(3):
+        desk.joined(rank, 4)
+    desk.committed(0, 5)
+    desk.fault(1)
+    for rank in range(3):
+        desk.vote(rank, 5)
+    for rank in range(3):
+        desk.joined(rank, 5)
+    for rank in range(3):
+        desk.done(rank, 5)
+    desk.closed(0).fault(1)
+    for rank in range(3):
+        desk.vote(rank, 5)
+    for rank in range(3):
+        desk.joined(rank, 5)
+    desk.committed(1, 6)
+    assert desk.committed(2, 6).of(ev.Report) == [], "rank 0 committed in an earlier attempt only"
+    for rank in range(3):
+        desk.done(rank, 6)
+    desk.closed(1)
+    assert desk.closed(2).sent(Release) == {}, "rank 0 acknowledged in an earlier attempt only"
+    assert sorted(desk.closed(0).sent(Release)) == [0, 1, 2]
 
 
 def test_a_replacement_gets_what_its_predecessors_left() -> None:

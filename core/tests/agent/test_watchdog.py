@@ -23,6 +23,7 @@ class Rank:
     greeted: bool = True
     joined: bool = True
     owes: bool = False
+    voted: bool = False
     birth: int = 0
     works: Callable[["Rank"], None] = lambda rank: None
 
@@ -57,7 +58,7 @@ def watch(ranks: list[Rank], seconds: float, watchdog: Watchdog | None = None) -
     for tick in range(ticks):
         for rank in ranks:
             rank.works(rank)
-        sights = [Sight(i, r.birth, r.progress, r.vitals, r.greeted, r.joined, r.owes) for i, r in enumerate(ranks)]
+        sights = [Sight(i, r.birth, r.progress, r.vitals, r.greeted, r.joined, r.owes, r.voted) for i, r in enumerate(ranks)]
         if verdicts := watchdog.tick(sights):
             return tick * TIMING.tick, verdicts
     return seconds, []
@@ -137,6 +138,36 @@ def test_a_replacement_that_has_not_joined_covers_nobody() -> None:
     ranks = [Rank(joined=False, works=computes), Rank()]
     ranks[0].set(state=State.SETUP, step=99)
     assert watch(ranks, 10.0, stepped(ranks[1]))[1] == []
+
+
+def test_ranks_do_not_cover_each_other_when_both_are_judged() -> None:
+    ranks = [Rank(), Rank()]
+    watchdog = stepped(*ranks)
+    at, verdicts = watch(ranks, 10.0, watchdog)
+    assert len(verdicts) == 1
+    assert at == pytest.approx(1.0, abs=0.25)
+    assert watch(ranks, 10.0, watchdog)[1] == [], "the last holder of a step is spared until the long deadline"
+
+
+@pytest.mark.parametrize("voted", [True, False])
+def test_in_a_recovery_only_the_phases_own_deadlines_count(*, voted: bool) -> None:
+    ranks = [Rank(voted=voted), Rank(joined=False, works=computes)]
+    watchdog = stepped(*ranks)
+    ranks[0].set(state=State.RECOVERY, operation="plan")
+    ranks[1].set(state=State.SETUP)
+    at, verdicts = watch(ranks, 10.0, watchdog)
+    assert (at, len(verdicts)) == ((10.0, 0) if voted else (pytest.approx(6.0, abs=0.3), 1))
+
+
+def test_a_rank_stopped_in_a_recovery_is_hung() -> None:
+    ranks = [Rank(), Rank(voted=True)]
+    watchdog = stepped(*ranks)
+    for rank in ranks:
+        rank.set(state=State.RECOVERY)
+    ranks[1].vitals = Vitals(stopped=True)
+    at, verdicts = watch(ranks, 10.0, watchdog)
+    assert at == pytest.approx(1.0, abs=0.25)
+    assert [v.rank for v in verdicts if isinstance(v, ev.Hung)] == [1]
 
 
 def test_moving_without_a_commit_has_the_long_deadline() -> None:

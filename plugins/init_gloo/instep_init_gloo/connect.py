@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import GroupName
 from instep.errors import CommsError, InstepError
 from instep.model import AddressBook, Group
 from instep_init_gloo.device import Device
-from instep_init_gloo.store import BookStore
+from instep_init_gloo.store import Rendezvous
 from instep_init_gloo.wire import Endpoint
 
 _POLL = 0.002
@@ -35,7 +35,7 @@ class GlooCommunicator:
     """A connected group. Dropping the last reference joins gloo's threads: never do that on the main path."""
 
     group: dist.ProcessGroup
-    store: BookStore
+    at: Rendezvous
 
     def abandon(self) -> Callable[[], bool]:
         """Nothing to do: ``quiesce`` has shut the sockets, and whoever holds the works knows when they ended."""
@@ -68,7 +68,7 @@ class Connecting(threading.Thread):
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._cancelled = False
-        self._store: BookStore | None = None
+        self._at: Rendezvous | None = None
         self._progress = 0
         self._made: list[GlooCommunicator] = []
         self._error: CommsError | None = None
@@ -84,7 +84,7 @@ class Connecting(threading.Thread):
             with self._lock:
                 if not self._cancelled and self._error is None:
                     self._made = made
-                self._store = None
+                self._at = None
             self._done.set()
 
     def result(self, check: Callable[[], None]) -> list[GlooCommunicator]:
@@ -103,12 +103,12 @@ class Connecting(threading.Thread):
     def _connect(self) -> list[GlooCommunicator]:
         made: list[tuple[dist.ProcessGroupGloo, GlooCommunicator]] = []
         for group, where in self._groups:
-            store = BookStore(group.ranks.index(self._rank), where)
+            at = self._device.rendezvous(group.ranks.index(self._rank), where)
             with self._lock:
                 if self._cancelled:
                     return []
-                self._store = store
-            made.append(self._one(group, store))
+                self._at = at
+            made.append(self._one(group, at))
             self._progress += 1
         for work in [communicator.group.barrier() for _, communicator in made]:
             work.wait()
@@ -116,19 +116,22 @@ class Connecting(threading.Thread):
             backend.set_timeout(timedelta(seconds=self._limits.operation))
         return [communicator for _, communicator in made]
 
-    def _one(self, group: Group, store: BookStore) -> tuple[dist.ProcessGroupGloo, GlooCommunicator]:
+    def _one(self, group: Group, at: Rendezvous) -> tuple[dist.ProcessGroupGloo, GlooCommunicator]:
         rank, size = group.ranks.index(self._rank), len(group.ranks)
-        backend = self._device.group(store, rank=rank, size=size, timeout=self._limits.connect, threads=self._limits.threads)
-        outer = dist.ProcessGroup(store, rank, size)
+        backend = self._device.connect(at, rank=rank, size=size, timeout=self._limits.connect, threads=self._limits.threads)
+        outer = dist.ProcessGroup(at.store, rank, size)
         outer._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
         outer._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         outer._set_group_name(GroupName(f"{group.name}#{self._book.incarnation}"))
-        return backend, GlooCommunicator(outer, store)
+        return backend, GlooCommunicator(outer, at)
 
     def _wait(self, check: Callable[[], None]) -> None:
         seen, deadline = -1, 0.0
         while not self._done.wait(_POLL):
             check()
+            at = self._at
+            if at is not None:
+                at.verify()
             if self._progress != seen:
                 seen, deadline = self._progress, time.monotonic() + self._limits.connect + 0.5
             elif time.monotonic() > deadline:
@@ -139,9 +142,9 @@ class Connecting(threading.Thread):
         with self._lock:
             self._cancelled = True
             self._made = []
-            store = self._store
+            at = self._at
         deadline = time.monotonic() + self._limits.connect
-        while store is not None and not store.numbered.is_set() and not self._done.wait(_POLL) and time.monotonic() < deadline:
+        while at is not None and not at.written() and not self._done.wait(_POLL) and time.monotonic() < deadline:
             continue
 
     def _explain(self, error: RuntimeError) -> CommsError:

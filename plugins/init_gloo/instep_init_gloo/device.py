@@ -1,10 +1,12 @@
 """``Device``: the one gloo device of a process, kept for its whole life so that its port never changes."""
 
+from collections.abc import Mapping
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
-from instep_init_gloo.store import BookStore
+from instep_init_gloo.store import Probe, Rendezvous
 from instep_init_gloo.wire import Endpoint
 
 
@@ -21,18 +23,27 @@ class Device:
             self._device = dist.ProcessGroupGloo.create_device(hostname=host, lazy_init=False)
         else:
             self._device = dist.ProcessGroupGloo.create_device(interface=interface, lazy_init=False)
+        self._prefix = ""
         own = self.probe()
         self.host, self.port = own.host, own.port
 
     def probe(self) -> Endpoint:
         """Where the device listens, and the pair number that the next group will begin with."""
-        store = BookStore(0, {})
-        self.group(store, rank=0, size=1, timeout=1.0, threads=1)
-        own = store.own
+        probe = Probe()
+        self._group(probe, rank=0, size=1, timeout=1.0, threads=1)
+        self._prefix = probe.prefix
+        own = probe.own
         return Endpoint(own.host, own.port, own.first + 1)
 
-    def group(self, store: BookStore, *, rank: int, size: int, timeout: float, threads: int) -> dist.ProcessGroupGloo:
+    def rendezvous(self, rank: int, endpoints: Mapping[int, Endpoint]) -> Rendezvous:
+        """The rendezvous of a group that is to be connected on this device."""
+        return Rendezvous(rank, endpoints, self._prefix)
+
+    def connect(self, at: Rendezvous, *, rank: int, size: int, timeout: float, threads: int) -> dist.ProcessGroupGloo:
         """Connect one group; blocks up to ``timeout`` seconds, five times as long for peers that are to connect to us."""
+        return self._group(at.store, rank=rank, size=size, timeout=timeout, threads=threads)
+
+    def _group(self, store: Store, *, rank: int, size: int, timeout: float, threads: int) -> dist.ProcessGroupGloo:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [self._device]
         options._timeout = timedelta(seconds=timeout)

@@ -4,7 +4,6 @@ Layout (little-endian): u64 length and host text, u64 136, sockaddr_storage of 1
 address), i64 -1, then one i64 pair number for each rank of the group: the number under which the sender expects that rank.
 """
 
-import ipaddress
 import socket
 import struct
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from instep.errors import InstepError
 
 _LENGTH = struct.Struct("<Q")
 _SOCKADDR = 136
-_HOST = b"instep"
+_HEAD = _LENGTH.pack(6) + b"instep" + _LENGTH.pack(_SOCKADDR)
 
 
 @dataclass(frozen=True)
@@ -26,15 +25,11 @@ class Endpoint:
 
 
 def encode(peer: Endpoint, reader: int) -> bytes:
-    """The blob of ``peer`` as group rank ``reader`` needs it: gloo reads no pair number after the reader's own."""
-    ip = ipaddress.ip_address(peer.host)
-    if ip.version == 4:
-        address = struct.pack("<H", socket.AF_INET) + struct.pack(">H", peer.port) + ip.packed
-    else:
-        address = struct.pack("<H", socket.AF_INET6) + struct.pack(">H", peer.port) + bytes(4) + ip.packed
-    numbers = struct.pack(f"<{reader + 1}q", *range(peer.first, peer.first + reader + 1))
-    head = _LENGTH.pack(len(_HOST)) + _HOST + _LENGTH.pack(_SOCKADDR)
-    return head + address.ljust(128, b"\0") + struct.pack("<q", -1) + numbers
+    """The blob of ``peer`` as group rank ``reader`` needs it: gloo looks at the reader's own pair number only, and at none after it."""
+    family = socket.AF_INET6 if ":" in peer.host else socket.AF_INET
+    flow = bytes(4) if family == socket.AF_INET6 else b""
+    address = struct.pack("<H", family) + struct.pack(">H", peer.port) + flow + socket.inet_pton(family, peer.host)
+    return _HEAD + address.ljust(128, b"\0") + struct.pack("<q", -1) + bytes(8 * reader) + struct.pack("<q", peer.first + reader)
 
 
 def decode(blob: bytes) -> Endpoint:
@@ -49,6 +44,6 @@ def decode(blob: bytes) -> Endpoint:
         )
     (family,) = struct.unpack_from("<H", blob, at)
     (port,) = struct.unpack_from(">H", blob, at + 2)
-    packed = blob[at + 4 : at + 8] if family == socket.AF_INET else blob[at + 8 : at + 24]
+    host = socket.inet_ntop(family, blob[at + 4 : at + 8] if family == socket.AF_INET else blob[at + 8 : at + 24])
     (first,) = struct.unpack_from("<q", blob, at + _SOCKADDR)
-    return Endpoint(str(ipaddress.ip_address(packed)), port, first)
+    return Endpoint(host, port, first)

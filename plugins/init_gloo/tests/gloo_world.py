@@ -9,17 +9,20 @@ from collections.abc import Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 import torch
 
 from instep.errors import InstepError, Interrupted
 from instep.hooks import CommsRequest, Communicator, Interruption, Job
-from instep.model import Address, AddressBook, Fault, Group, Json
+from instep.model import Address, AddressBook, Fault, Group
 from instep_init_gloo.plugin import InitGloo
 
 CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload(["pytest", "torch", "torch.distributed", "numpy", "instep_init_gloo.connect"])
 PATIENCE = 30.0
+Wire = Any
+"""Whatever JSON holds."""
 
 
 class Peer:
@@ -29,16 +32,17 @@ class Peer:
         self._rank, self._pipe = rank, pipe
         self._plugin = InitGloo(**settings)
         self._made: dict[str, Communicator] = {}
-        self._stuck: dict[str, object] = {}
+        self._stuck = threading.Thread()
+        self._outcome = "stuck"
 
-    def start(self, birth: int) -> Json:
+    def start(self, birth: int) -> Wire:
         ports = self._plugin.start(Job(rank=self._rank, world_size=1, local_rank=0, birth=birth, host="127.0.0.1", secret=b""))
         return Address(rank=self._rank, birth=birth, host="127.0.0.1", ports=ports).model_dump(mode="json")
 
-    def announce(self, groups: list[Json]) -> Json:
+    def announce(self, groups: list[Wire]) -> Wire:
         return {"init_gloo": dict(self._plugin.announce([Group.model_validate(g) for g in groups]))}
 
-    def connect(self, groups: list[Json], book: Json) -> Json:
+    def connect(self, groups: list[Wire], book: Wire) -> Wire:
         """Connect; any byte that arrives meanwhile is an interruption."""
         own = [Group.model_validate(g) for g in groups]
         parsed = AddressBook.model_validate(book)
@@ -49,47 +53,47 @@ class Peer:
         self._made.update(zip((g.name for g in own), made, strict=True))
         return time.monotonic() - before
 
-    def allreduce(self, name: str, count: int = 8) -> Json:
+    def allreduce(self, name: str, count: int = 8) -> Wire:
         tensor = torch.full((count,), float(self._rank + 1))
         self._made[name].group.allreduce([tensor]).wait()
         return float(tensor[0])
 
-    def coalesced(self, name: str) -> Json:
+    def coalesced(self, name: str) -> Wire:
         tensors = [torch.full((3,), float(self._rank + 1)), torch.full((2,), 1.0)]
         self._made[name].group.allreduce_coalesced(tensors).wait()
         return [float(t[0]) for t in tensors]
 
-    def get_stuck(self, name: str, count: int = 8) -> Json:
+    def get_stuck(self, name: str, count: int = 8) -> Wire:
         """Enter an all-reduce in a thread and leave it there."""
 
         def wait() -> None:
             try:
                 self.allreduce(name, count)
-                self._stuck["outcome"] = "done"
+                self._outcome = "done"
             except RuntimeError as error:
-                self._stuck["outcome"] = type(error).__name__
+                self._outcome = type(error).__name__
 
-        self._stuck = {"thread": threading.Thread(target=wait, daemon=True)}
-        self._stuck["thread"].start()
+        self._outcome = "stuck"
+        self._stuck = threading.Thread(target=wait, daemon=True)
+        self._stuck.start()
         return None
 
-    def outcome(self, seconds: float) -> Json:
-        self._stuck["thread"].join(seconds)
-        return self._stuck.get("outcome", "stuck")
+    def outcome(self, seconds: float) -> Wire:
+        self._stuck.join(seconds)
+        return self._outcome
 
-    def quiesce(self, incarnation: int) -> Json:
+    def quiesce(self, incarnation: int) -> Wire:
         fault = Fault(kind="exit", ranks=(0,), detail="", detected_by="test", at=0.0)
         self._plugin.quiesce(Interruption(incarnation, fault, acknowledging=False))
         return None
 
-    def drop(self) -> Json:
+    def drop(self) -> Wire:
         """Drop all groups, as a graveyard does."""
         assert all(made.abandon()() for made in self._made.values())
         self._made.clear()
-        self._stuck.clear()
         return None
 
-    def census(self) -> Json:
+    def census(self) -> Wire:
         """Number of descriptors and threads, and the ports listened on."""
         listening = []
         with open("/proc/self/net/tcp") as table:
@@ -133,9 +137,9 @@ class World:
         self.incarnation = -1
         self._settings = settings
         self._births = [-1] * size
-        self._processes: list[BaseProcess | None] = [None] * size
-        self._pipes: list[Connection | None] = [None] * size
-        self._addresses: list[Json] = [None] * size
+        self._processes: dict[int, BaseProcess] = {}
+        self._pipes: dict[int, Connection] = {}
+        self.addresses: list[Wire] = [None] * size
         for rank in range(size):
             self.spawn(rank)
 
@@ -146,30 +150,33 @@ class World:
         theirs.close()
         self._processes[rank], self._pipes[rank] = process, ours
         self._births[rank] += 1
-        self._addresses[rank] = self.ask(rank, "start", birth=self._births[rank])
+        self.addresses[rank] = self.ask(rank, "start", birth=self._births[rank])
 
     def signal(self, rank: int, number: int) -> None:
-        os.kill(self._processes[rank].pid, number)
+        pid = self._processes[rank].pid
+        assert pid is not None
+        os.kill(pid, number)
 
     def kill(self, rank: int) -> None:
         self.signal(rank, signal.SIGKILL)
         self._processes[rank].join(PATIENCE)
         self._pipes[rank].close()
 
-    def send(self, rank: int, op: str, **arguments: Json) -> None:
+    def send(self, rank: int, op: str, **arguments: Wire) -> None:
         self._pipes[rank].send_bytes(json.dumps({"op": op, **arguments}).encode())
 
-    def receive(self, rank: int) -> dict[str, Json]:
+    def receive(self, rank: int) -> dict[str, Wire]:
         assert self._pipes[rank].poll(PATIENCE), f"rank {rank} does not answer"
-        return json.loads(self._pipes[rank].recv_bytes())
+        reply: dict[str, Wire] = json.loads(self._pipes[rank].recv_bytes())
+        return reply
 
-    def ask(self, rank: int, op: str, **arguments: Json) -> Json:
+    def ask(self, rank: int, op: str, **arguments: Wire) -> Wire:
         self.send(rank, op, **arguments)
         reply = self.receive(rank)
         assert "value" in reply, f"rank {rank}: {op}: {reply}"
         return reply["value"]
 
-    def together(self, ranks: Sequence[int], op: str, **arguments: Json) -> list[Json]:
+    def together(self, ranks: Sequence[int], op: str, **arguments: Wire) -> list[Wire]:
         """The same command on several ranks at once, as a collective needs it."""
         for rank in ranks:
             self.send(rank, op, **arguments)
@@ -177,29 +184,32 @@ class World:
         assert all("value" in reply for reply in replies), replies
         return [reply["value"] for reply in replies]
 
-    def begin_connect(self, groups: Sequence[Group], ranks: Sequence[int] | None = None) -> dict[int, list[Json]]:
-        """Announce ``groups`` on their members, and send the order to connect to ``ranks`` (all members unless given)."""
+    def announce(self, groups: Sequence[Group], ranks: Sequence[int]) -> tuple[dict[int, list[Wire]], Wire]:
+        """What each of ``ranks`` is to connect, and the book of the next incarnation with what they announced."""
         self.incarnation += 1
-        mine = {r: [g.model_dump(mode="json") for g in groups if r in g.ranks] for r in range(self.size)}
-        notes = [self.ask(r, "announce", groups=mine[r]) if mine[r] and (ranks is None or r in ranks) else {} for r in range(self.size)]
-        book = {"incarnation": self.incarnation, "addresses": self._addresses, "notes": notes}
-        members = {r: own for r, own in mine.items() if own and (ranks is None or r in ranks)}
+        mine = {r: [g.model_dump(mode="json") for g in groups if r in g.ranks] for r in ranks}
+        notes = [self.ask(r, "announce", groups=mine[r]) if mine.get(r) else {} for r in range(self.size)]
+        return {r: own for r, own in mine.items() if own}, {"incarnation": self.incarnation, "addresses": self.addresses, "notes": notes}
+
+    def begin_connect(self, groups: Sequence[Group], ranks: Sequence[int] | None = None) -> list[int]:
+        """Announce ``groups`` and order ``ranks`` (all unless given) to connect; the ranks that were ordered."""
+        members, book = self.announce(groups, range(self.size) if ranks is None else ranks)
         for rank, own in members.items():
             self.send(rank, "connect", groups=own, book=book)
-        return members
+        return list(members)
 
     def connect(self, *groups: Group) -> float:
         """Connect ``groups`` on all their members and prove it; the slowest member's seconds."""
-        replies = {rank: self.receive(rank) for rank in self.begin_connect(groups)}
-        assert all("value" in reply for reply in replies.values()), replies
+        replies = [self.receive(rank) for rank in self.begin_connect(groups)]
+        assert all("value" in reply for reply in replies), replies
         for group in groups:
             expected = float(sum(r + 1 for r in group.ranks))
             assert self.together(group.ranks, "allreduce", name=group.name) == [expected] * len(group.ranks)
-        return max(float(reply["value"]) for reply in replies.values())
+        return max(float(reply["value"]) for reply in replies)
 
     def close(self) -> None:
-        for process, pipe in zip(self._processes, self._pipes, strict=True):
-            pipe.close()
+        for rank, process in self._processes.items():
+            self._pipes[rank].close()
             process.kill()
             process.join(PATIENCE)
 

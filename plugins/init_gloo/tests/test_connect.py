@@ -55,14 +55,10 @@ def test_groups_of_another_backend_take_no_numbers(make_world: Make) -> None:
 
 def test_connecting_in_another_order_than_announced_is_an_error(make_world: Make) -> None:
     world = make_world(2)
-    groups = [group("a", 0, 1), group("b", 0, 1)]
-    for rank, own in world.begin_connect(groups, ranks=[]).items():
-        raise AssertionError(rank, own)
-    notes = [world.ask(rank, "announce", groups=[g.model_dump(mode="json") for g in groups]) for rank in range(2)]
-    book = {"incarnation": 1, "addresses": world._addresses, "notes": notes}
-    for rank in range(2):
-        world.send(rank, "connect", groups=[g.model_dump(mode="json") for g in reversed(groups)], book=book)
-    for rank in range(2):
+    members, book = world.announce([group("small", 0), group("a", 0, 1), group("b", 0, 1)], ranks=[0, 1])
+    for rank, own in members.items():
+        world.send(rank, "connect", groups=own[::-1], book=book)
+    for rank in members:
         reply = world.receive(rank)
         assert reply["error"] == "CommsError"
         assert "in the order announced" in reply["text"]
@@ -81,15 +77,12 @@ def test_a_member_that_dies_before_it_connects_fails_the_others_in_time(make_wor
     world = make_world(3, connect_timeout=1.0)
     everyone = group("world", 0, 1, 2)
     world.connect(everyone)
-    world.incarnation += 1
-    own = [everyone.model_dump(mode="json")]
-    notes = [world.ask(rank, "announce", groups=own) for rank in range(3)]
-    book = {"incarnation": world.incarnation, "addresses": world._addresses, "notes": notes}
+    members, book = world.announce([everyone], ranks=[0, 1, 2])
     world.kill(missing)
     survivors = sorted({0, 1, 2} - {missing})
     before = time.monotonic()
     for rank in survivors:
-        world.send(rank, "connect", groups=own, book=book)
+        world.send(rank, "connect", groups=members[rank], book=book)
     for reply in [world.receive(rank) for rank in survivors]:
         assert reply["error"] == "CommsError"
         assert f"incarnation {world.incarnation}" in reply["text"]
@@ -103,15 +96,11 @@ def test_connecting_is_interrupted_at_once_and_the_next_try_works(make_world: Ma
     world = make_world(3, connect_timeout=5.0)
     everyone = group("world", 0, 1, 2)
     world.connect(everyone)
+    members, book = world.announce([everyone], ranks=[0, 1, 2])
     world.signal(silent, signal.SIGSTOP)
     survivors = sorted({0, 1, 2} - {silent})
-    own = [everyone.model_dump(mode="json")]
-    world.incarnation += 1
-    notes = [world.ask(rank, "announce", groups=own) if rank != silent else {} for rank in range(3)]
-    notes[silent] = notes[survivors[0]]
-    book = {"incarnation": world.incarnation, "addresses": world._addresses, "notes": notes}
     for rank in survivors:
-        world.send(rank, "connect", groups=own, book=book)
+        world.send(rank, "connect", groups=members[rank], book=book)
     time.sleep(0.2)
     before = time.monotonic()
     for rank in survivors:

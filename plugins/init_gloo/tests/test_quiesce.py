@@ -78,4 +78,4 @@ def test_only_the_gloo_device_listens(make_world: Make) -> None:
     world = make_world(2)
     world.connect(group("world", 0, 1))
     for rank in range(2):
-        assert world.ask(rank, "census")["listening"] == [world._addresses[rank]["ports"]["gloo"]]
+        assert world.ask(rank, "census")["listening"] == [world.addresses[rank]["ports"]["gloo"]]
