@@ -99,7 +99,7 @@ def _install_module_points(injections: Injections, step: Callable[[], int | None
             return
         fire("forward")
         if injections.wants("backward") and isinstance(output, Tensor) and output.requires_grad and output.grad_fn is not None:
-            output.register_hook(lambda _: fire("backward"))  # type: ignore[no-untyped-call]
+            output.register_hook(lambda _: fire("backward"))
 
     stack.callback(register_module_forward_hook(leaf_done).remove)
 

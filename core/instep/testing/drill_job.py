@@ -38,7 +38,7 @@ def main() -> None:
     def train() -> None:
         while True:
             for x, y in loader:
-                nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+                nn.functional.cross_entropy(model(x), y).backward()
                 with session.commit():
                     optimizer.step()
                     scheduler.step()

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
+from torch.optim import Optimizer
+
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PARAMETER_SYNC = frozenset({"_sync_params_and_buffers", "_sync_module_states"})
 
@@ -26,3 +28,12 @@ def bucket_rebuild() -> bool:
     """Whether DDP's reducer is telling all ranks its new buckets, once in a run; after a recovery they are installed without it."""
     frame = next(_outside(), None)
     return frame is not None and frame.f_code.co_name == "_pre_forward"
+
+
+def optimizer() -> str | None:
+    """The class of the innermost optimizer that is running."""
+    for frame in _outside():
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, Optimizer):
+            return type(owner).__qualname__
+    return None

@@ -13,7 +13,7 @@ from instep.agent.records import Header
 from instep.board import Board
 from instep.errors import CommsError, Interrupted, UsageError
 from instep.hooks import Communicator
-from instep.torch.frames import bucket_rebuild
+from instep.torch import frames
 from instep.torch.graveyard import Graveyard
 from instep.torch.ops import Op
 from instep.torch.tape import Tape
@@ -57,9 +57,10 @@ class Gate:
     def issue(self, handle: "Handle", op: Op, args: Sequence[object], kwargs: dict[str, object]) -> Work:
         """Run one operation of a handle: live, alone, or from the tape of set-up results."""
         if self.body:
+            by = frames.optimizer()
             raise UsageError(
-                f"{op.name} on process group {handle.label!r} inside a commit body: only local updates may stand there. Move it before "
-                "`with session.commit()`; sharded optimizers (ZeroRedundancyOptimizer, Megatron's distributed optimizer) need their adapter"
+                f"{op.name} on process group {handle.label!r}{f' by {by}' if by else ''} inside a commit body: only local updates may stand there. "
+                "Move it before `with session.commit()`; sharded optimizers need their adapter"
             )
         outputs = op.outputs(args)
         handle.sequence += 1
@@ -68,7 +69,7 @@ class Gate:
         self.check()
         self._collectives += 1
         self.header.put("collectives", self._collectives)
-        observe = self.observer is not None and not bucket_rebuild()
+        observe = self.observer is not None and not frames.bucket_rebuild()
         work = self.forward(handle, op, args, kwargs, outputs, observe=observe)
         self.point("collective")
         if self.recording:

@@ -65,6 +65,6 @@ def _set_numpy(state: bytes) -> None:
 
 
 def _cuda() -> bytes:
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return b""
     return torch.cuda.get_rng_state().numpy().tobytes()
