@@ -43,6 +43,7 @@ class Injections:
         """Keep what concerns this rank and birth."""
         self._pending = [i for i in pending if i.rank == rank and i.birth in (None, birth)]
         self._tell = tell
+        self._working: Callable[[], int | None] = lambda: -1
 
     def __bool__(self) -> bool:
         """Whether anything is left to fire."""
@@ -54,7 +55,7 @@ class Injections:
 
     def at(self, point: str, step: int) -> None:
         """Fire what is placed here; costs nothing once all have fired. Raises ``InjectedFault``, or kills or stops the process."""
-        if not self._pending:
+        if not self._pending or (point == "collective" and self._working() is None):
             return
         for injection in self._pending:
             if injection.step in (None, step) and point in injection.point.split("|"):
@@ -70,8 +71,10 @@ class Injections:
     def install(self, step: Callable[[], int | None]) -> Callable[[], None]:
         """Place torch's global hooks for the points inside model and optimizer; does nothing when no injection is there.
 
-        ``step`` tells the step being worked on, or ``None`` when not inside a step of the block. The result takes the hooks away again.
+        ``step`` tells the step being worked on, or ``None`` outside a block, where ``collective`` does not count either. The result takes
+        the hooks away again.
         """
+        self._working = step
         stack = ExitStack()
         if self.wants("forward", "backward"):
             _install_module_points(self, step, stack)

@@ -17,7 +17,9 @@ PAGE = 4096
 _WORDS = ("state", "block", "step", "collectives", "deliveries", "frame", "beat", "waiting", "sequence", "joined")
 _WORD = struct.Struct("<q")
 _SLOT = struct.Struct("<qQIQ")
-_TEXT_AT = 2048
+_SIZES = struct.Struct("<QQ")
+_SIZES_AT, _TEXT_AT = 1024, 2048
+_ALIGN = 64
 
 
 class State(IntEnum):
@@ -109,12 +111,18 @@ class Slots:
     """Two crash-safe slots of private state: ``meta`` bytes and a fixed region of ``flat`` bytes, kept by step parity."""
 
     def __init__(self, fd: int, *, meta: int, flat: int) -> None:
-        """Reserve room for ``meta`` and ``flat`` bytes in each slot. Raises ``InstepError`` when memory is short."""
-        self._meta, self._flat = meta, flat
+        """Reserve room for ``meta`` and ``flat`` bytes in each slot. Raises ``InstepError`` when memory is short.
+
+        The first birth of a rank decides on ``meta``: later ones must find its slots, whatever they hold when they get here.
+        """
+        there, there_flat = _SIZES.unpack(os.pread(fd, _SIZES.size, _SIZES_AT))
+        self._meta, self._flat = there if there and there_flat == flat else -(-meta // _ALIGN) * _ALIGN, flat
         self._size = PAGE + -(-(meta + flat) // PAGE) * PAGE
         total = PAGE + 2 * self._size
         if os.fstat(fd).st_size < total:
             _grow(fd, total)
+        if not there:
+            os.pwrite(fd, _SIZES.pack(self._meta, flat), _SIZES_AT)
         self._map = mmap.mmap(fd, total)
 
     def flat(self, step: int) -> memoryview:

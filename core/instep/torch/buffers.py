@@ -42,7 +42,7 @@ class Buffers:
         self.layout = xxhash.xxh3_64_intdigest(shapes.encode())
         self._views: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._marks: tuple[list[_Mark | None], list[_Mark | None]] = ([], [])
-        self._entry: list[int] = []
+        self._entry: list[_Mark] = []
 
     def bind(self, slots: Slots) -> None:
         """Place the buffers in the flat regions of both slots."""
@@ -61,22 +61,34 @@ class Buffers:
                 torch._foreach_copy_([views[i] for i in stale], [tensors[i].detach() for i in stale])
         for i in stale:
             marks[i] = _Mark(tensors[i])
-        self._entry = [_version(t) for t in tensors]
+        self._entry = [_Mark(t) for t in tensors]
 
     def load(self, step: int) -> None:
-        """Copy back from the slot of ``step`` what may differ from it."""
+        """Copy back from the slot of ``step`` what may differ from it.
+
+        A tensor that was put in place of the recorded one may belong to somebody else: it is replaced, not written to.
+        """
         views, marks, tensors = self._views[step % 2], self._marks[step % 2], self._tensors()
         stale = [i for i in self._mine() if self._always[i] or marks[i] != _Mark(tensors[i])]
         with torch.no_grad():
             for i in stale:
-                tensors[i].copy_(views[i])
+                mark, (_, owner, key) = marks[i], self._places[i]
+                if mark is None or mark.of(tensors[i]):
+                    tensors[i].copy_(views[i])
+                else:
+                    owner._buffers[key] = tensors[i] = views[i].to(tensors[i].device, copy=True)
                 marks[i] = _Mark(tensors[i])
 
     def moved(self) -> Iterator[tuple[str, Tensor]]:
-        """Buffers whose version moved since the last ``write``: in a commit body, so they are shared from now on."""
+        """Buffers whose version moved since the last ``write``: in a commit body, so they are shared from now on.
+
+        Raises ``UsageError`` for one that was replaced by another tensor: whoever holds the old one would restore that.
+        """
         for i, tensor in enumerate(self._tensors()):
-            name = self._places[i][0]
-            if name not in self._shared and self._entry[i] != _version(tensor):
+            name, entry = self._places[i][0], self._entry[i]
+            if not entry.of(tensor):
+                raise UsageError(f"buffer {name!r} was replaced in a commit body; change it in place there (copy_, add_, mul_, lerp_)")
+            if name not in self._shared and entry.version != _version(tensor):
                 self._shared.add(name)
                 yield name, tensor
 
@@ -123,10 +135,14 @@ class _Mark:
     """Identity and version of a tensor. Holds the tensor, so that a new one cannot take its place unnoticed."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._version = tensor, _version(tensor)
+        self._tensor, self.version = tensor, _version(tensor)
+
+    def of(self, tensor: Tensor) -> bool:
+        """Whether it is a mark of this very tensor."""
+        return self._tensor is tensor
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Mark) and self._version >= 0 and self._tensor is other._tensor and self._version == other._version
+        return isinstance(other, _Mark) and self.version >= 0 and other.of(self._tensor) and self.version == other.version
 
     __hash__ = None  # type: ignore[assignment]
 

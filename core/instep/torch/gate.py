@@ -59,8 +59,8 @@ class Gate:
         if self.body:
             by = frames.optimizer()
             raise UsageError(
-                f"{op.name} on process group {handle.label!r}{f' by {by}' if by else ''} inside a commit body: only local updates may stand there. "
-                "Move it before `with session.commit()`; sharded optimizers need their adapter"
+                f"{op.name} on process group {handle.label!r}{f' by {by}' if by else ''} inside a commit body, where only local updates "
+                "may stand. Move it before `with session.commit()`; sharded optimizers need their adapter"
             )
         outputs = op.outputs(args)
         handle.sequence += 1

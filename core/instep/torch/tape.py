@@ -71,6 +71,16 @@ class Tape:
         self._kept += body_size if keep == "data" else 0
         self._calls += 1
 
+    def finish(self) -> None:
+        """The replacement joins. Raises ``UsageError`` when its predecessor had made further collectives."""
+        sizes = os.pread(self._fd, _HEAD.size, self._at)
+        if len(sizes) == _HEAD.size:
+            label, op, *_ = json.loads(os.pread(self._fd, _HEAD.unpack(sizes)[0], self._at + _HEAD.size))
+            raise UsageError(
+                f"the replacement did not make a set-up collective that its predecessor made: call {self._calls}, {op} on {label!r}. "
+                "Set-up before the block must make the same collectives on every birth of a rank"
+            )
+
     def _play(self, keep: str, body: bytes, outputs: Sequence[Tensor], *, call: str) -> None:
         if keep == "digest" and _digest(outputs) != body:
             raise UsageError(

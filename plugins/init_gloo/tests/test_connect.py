@@ -112,3 +112,20 @@ def test_connecting_is_interrupted_at_once_and_the_next_try_works(make_world: Ma
     world.kill(silent)
     world.spawn(silent)
     assert world.connect(everyone) < 2.0
+
+
+@pytest.mark.parametrize("milliseconds", [0, 1, 2, 4, 8, 16])
+def test_a_member_killed_while_all_connect(make_world: Make, milliseconds: int) -> None:
+    world = make_world(4, connect_timeout=1.0)
+    groups = [group("world", 0, 1, 2, 3), group("pair", 1, 2)]
+    world.connect(*groups)
+    for victim in (1, 2):
+        world.begin_connect(groups)
+        time.sleep(milliseconds / 1000)
+        world.kill(victim)
+        for rank in sorted({0, 1, 2, 3} - {victim}):
+            reply = world.receive(rank)
+            assert "value" in reply or reply["error"] == "CommsError", reply
+            world.ask(rank, "quiesce", incarnation=world.incarnation + 1)
+        world.spawn(victim)
+        world.connect(*groups)

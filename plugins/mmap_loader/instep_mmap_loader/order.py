@@ -7,7 +7,8 @@ from typing import NamedTuple, Protocol, cast
 
 import torch
 
-from instep.torch.sampling import Sandbox, mix
+from instep.torch.sampling import Order as TorchOrder
+from instep.torch.sampling import Position, mix
 
 Indices = list[object]
 
@@ -61,8 +62,8 @@ class GlobalOrder:
         epoch, start = at
         while True:
             order = self._permutation(epoch)
-            if start == 0 and not self._fits(0):
-                yield Leg(At(epoch, 0), None, At(epoch + 1, 0))
+            if not self._fits(start):
+                yield Leg(At(epoch, start), None, At(epoch + 1, 0))
             while self._fits(start):
                 end = start + self.stride
                 yield Leg(At(epoch, start), self._slice(order, start), At(epoch, end) if self._fits(end) else At(epoch + 1, 0))
@@ -109,19 +110,16 @@ class SamplerOrder:
         """All batches from a place on; a place inside an epoch is reached by drawing indices, not by fetching samples."""
         epoch, skip = at
         while True:
-            place, found = 0, False
+            place = 0
             ahead: Leg | None = None
             for indices in self._batches(epoch):
                 end = place + len(indices) * self.world
                 if place >= skip:
                     if ahead is not None:
                         yield ahead
-                    ahead, found = Leg(At(epoch, place), indices, At(epoch, end)), True
+                    ahead = Leg(At(epoch, place if ahead is not None else skip), indices, At(epoch, end))
                 place = end
-            if ahead is not None:
-                yield ahead._replace(next=At(epoch + 1, 0))
-            elif not found and skip == 0:
-                yield Leg(At(epoch, 0), None, At(epoch + 1, 0))
+            yield ahead._replace(next=At(epoch + 1, 0)) if ahead is not None else Leg(At(epoch, skip), None, At(epoch + 1, 0))
             epoch, skip = epoch + 1, 0
 
     def __len__(self) -> int:
@@ -135,20 +133,13 @@ class SamplerOrder:
         return [type(self).__name__, self.batch, self.whole, self.seed, self.world]
 
     def _batches(self, epoch: int) -> Iterator[Indices]:
-        sandbox, end = Sandbox(mix(mix(self.seed, 0), epoch)), object()
         for generator in _generators(self.sampler):
             generator.manual_seed(mix(mix(self.seed, 1), epoch))
-        with sandbox:
-            for owner in (self.sampler, getattr(self.sampler, "sampler", None)):
-                if hasattr(owner, "set_epoch"):
-                    owner.set_epoch(epoch)
-            steps = iter(self.sampler)
+        for owner in (self.sampler, getattr(self.sampler, "sampler", None)):
+            if hasattr(owner, "set_epoch"):
+                owner.set_epoch(epoch)
         gathered: Indices = []
-        while True:
-            with sandbox:
-                step = next(steps, end)
-            if step is end:
-                break
+        for step in TorchOrder(self.sampler, Position(order_seed=mix(mix(self.seed, 0), epoch)), workers=False):
             if self.batch is None:
                 yield list(cast(Iterable[object], step))
                 continue
@@ -183,17 +174,16 @@ class ConsumedOrder:
         while True:
             sampler = copy.copy(self.sampler)
             sampler.consumed_samples = start + (epoch * self.size if self.cyclic else 0)  # type: ignore[attr-defined]
-            with Sandbox(mix(mix(self.seed, 0), epoch)):
-                steps = iter(sampler)
-            while start < self.size:
-                indices = next(steps, None)
-                if indices is None:
-                    break
-                end = start + self.stride
-                yield Leg(At(epoch, start), list(cast(Iterable[object], indices)), At(epoch, end) if end < self.size else At(epoch + 1, 0))
-                start = end
-            if start == 0:
-                yield Leg(At(epoch, 0), None, At(epoch + 1, 0))
+            if start >= self.size:
+                yield Leg(At(epoch, start), None, At(epoch + 1, 0))
+            else:
+                for indices in TorchOrder(sampler, Position(order_seed=mix(mix(self.seed, 0), epoch)), workers=False):
+                    end = start + self.stride
+                    last = end >= self.size
+                    yield Leg(At(epoch, start), list(cast(Iterable[object], indices)), At(epoch + 1, 0) if last else At(epoch, end))
+                    start = end
+                    if last:
+                        break
             epoch, start = epoch + 1, 0
 
     def __len__(self) -> int:
