@@ -28,6 +28,8 @@ from instep.model import IncidentReport
 EXAMPLES = Path(__file__).parents[1] / "examples"
 GAP = 6
 """Steps between two kills."""
+BATCH = 1
+"""Sequences of 64 bytes a rank and step: small, so that the time of a step itself does not hide the recovery."""
 
 
 def instep_row(params: str, ranks: int, kills: int) -> dict[str, object]:
@@ -35,7 +37,7 @@ def instep_row(params: str, ranks: int, kills: int) -> dict[str, object]:
     draw = random.Random(0)
     placed = [Injection(id=i, rank=i % ranks, kind="kill", step=(i + 1) * GAP, point=draw.choice(drill.ANYWHERE)) for i in range(kills)]
     script = str(EXAMPLES / "train_gpt.py")
-    args = ("--params", params, "--steps", str((kills + 2) * GAP), "--every", "100000")
+    args = ("--params", params, "--batch", str(BATCH), "--steps", str((kills + 2) * GAP), "--every", "100000")
     outcome = run(Launch(script=script, args=args, nproc=ranks, config=config.load().config, injections=tuple(placed), quiet=True))
     if outcome.code or len(outcome.incidents) != kills:
         raise SystemExit(
@@ -72,7 +74,7 @@ def torchrun_row(params: str, ranks: int, kills: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="instep-bench-") as directory:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--max-restarts", str(kills)]
         command += [str(Path(__file__).with_name("torchrun_gpt.py")), "--directory", directory, "--params", params]
-        command += ["--steps", str(at[-1] + 10), "--every", str(every), "--kill", *map(str, at)]
+        command += ["--batch", str(BATCH), "--steps", str(at[-1] + 10), "--every", str(every), "--kill", *map(str, at)]
         environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
         subprocess.run(command, env=environment, check=True, capture_output=True, timeout=3600)
         events = [json.loads(line) for line in (Path(directory) / "events.jsonl").read_text().splitlines()]

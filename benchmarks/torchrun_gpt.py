@@ -30,6 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--params", choices=SIZES, default="1M")
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--every", type=int, default=50)
     parser.add_argument("--kill", type=int, nargs="*", default=[], help="steps at which a rank kills itself, once each")
@@ -47,7 +48,7 @@ def main() -> None:
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         start = saved["step"]
-    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data), drop_last=True)
+    loader = DataLoader(data, batch_size=args.batch, sampler=DistributedSampler(data), drop_last=True)
     pending = args.kill[int(os.environ["TORCHELASTIC_RESTART_COUNT"]) :]
     for step, (x, y) in enumerate(loader, start=start):
         if step == args.steps:

@@ -35,14 +35,11 @@ class Blocks:
 
     def decorate(self, function: Callable[P, R]) -> Callable[P, R]:
         """The recoverable version of a function. Raises ``UsageError`` for kinds that cannot be run again."""
-        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise UsageError(
-                f"{function.__qualname__} is a coroutine or a generator; a block must be a plain function that can be called again"
-            )
+        check_kind(function)
 
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            return cast("R", self._run(lambda: function(*args, **kwargs), name=function.__qualname__))
+            return cast("R", self._run(functools.partial(function, *args, **kwargs), name=function.__qualname__))
 
         return run
 
@@ -51,8 +48,6 @@ class Blocks:
         if s.running:
             raise UsageError(f"block {name} inside another block: a recoverable function may not call another one")
         s.off_main_thread(f"block {name}")
-        if self._opaque is not None:
-            raise UsageError(f"a block that another one follows must return a value that JSON can hold, for replacements; {self._opaque}")
         finished = s.finished(s.standing.block)
         if finished is not None:
             s.standing.block += 1
@@ -68,6 +63,8 @@ class Blocks:
 
     def _loop(self, call: Callable[[], object], name: str) -> object:
         s = self._engine
+        if self._opaque is not None:
+            raise UsageError(f"a block that another one follows must return a value that JSON can hold, for replacements; {self._opaque}")
         self._enter()
         while True:
             try:
@@ -114,7 +111,7 @@ class Blocks:
         if not barrier(s, done=True):
             raise Interrupted("cut in the barrier at the end of the block")
         block, board = s.standing.block, s.board
-        plain, result = _as_json(value)
+        plain, result = as_json(value)
         s.tell(Done(incarnation=board.current, block=block, step=s.step, value=result, plain=plain))
         with s.gate.waiting("end of block", s.step):
             board.wait(lambda b: block in b.closing, what="all ranks to finish the block", check=s.gate.check)
@@ -133,15 +130,22 @@ class Blocks:
         error.__traceback__ = None
 
 
+def check_kind(function: Callable[P, R]) -> None:
+    """Raise ``UsageError`` for a function that cannot be a block."""
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(f"{function.__qualname__} is a coroutine or a generator; a block must be a plain function that can be called again")
+
+
 def _where(error: Exception) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1:]
     place = f" at {last[0].filename}:{last[0].lineno}" if last else ""
     return f"{type(error).__name__}: {str(error)[:300]}{place}"
 
 
-def _as_json(value: object) -> tuple[bool, Json]:
+def as_json(value: object) -> tuple[bool, Json]:
+    """Whether JSON holds a value unchanged, and what it makes of it."""
     try:
-        text = json.dumps(value)
+        text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
         return False, None
     back: Json = json.loads(text)

@@ -60,20 +60,15 @@ class Commit:
             raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        s = self._engine
         try:
             if error is None:
-                s.point("after")
-                if s.state.private.drew():
-                    raise UsageError(
-                        f"the commit body of step {s.step} drew random numbers: a rank that rolls forward would draw differently. "
-                        "Draw before `with session.commit()`, or from a generator of your own seeded by session.step"
-                    )
-                s.state.share_moved()
+                self._examine()
+                self._inside = self._engine.gate.body = False
+                self._advance()
         finally:
             self._leave()
         if error is None:
-            self._advance()
+            self._deliver()
 
     @property
     def inside(self) -> bool:
@@ -90,7 +85,18 @@ class Commit:
         self._inside = self._engine.gate.body = False
         self._engine.unwinder.unmask()
 
+    def _examine(self) -> None:
+        s = self._engine
+        s.point("after")
+        if s.state.private.drew():
+            raise UsageError(
+                f"the commit body of step {s.step} drew random numbers: a rank that rolls forward would draw differently. "
+                "Draw before `with session.commit()`, or from a generator of your own seeded by session.step"
+            )
+        s.state.share_moved()
+
     def _advance(self) -> None:
+        """Everything that makes this rank stand at the next step; no interruption may land in it."""
         s = self._engine
         s.standing.committed()
         s.state.shared.commit()
@@ -100,6 +106,10 @@ class Commit:
             s.tell(Committed(incarnation=s.board.current, step=s.step, at=s.clock()))
         s.local.committed()
         s.unwinder.stepped()
+
+    def _deliver(self) -> None:
+        """What was held back during the body, and what a step's end brings."""
+        s = self._engine
         if self._rolling:
             self._rolling = False
             raise Interrupted("rolled forward")
@@ -122,8 +132,10 @@ class Commit:
     def _may_roll_forward(self) -> bool:
         s = self._engine
         s.standing.status = Status.PREPARED
-        plan = s.lifecycle.acknowledge()
-        s.standing.status = Status.CLEAN
+        try:
+            plan = s.lifecycle.acknowledge()
+        finally:
+            s.standing.status = Status.CLEAN
         return plan.roles[s.rank] is Role.ROLL_FORWARD
 
 

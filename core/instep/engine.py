@@ -106,7 +106,7 @@ class Engine:
         if not self.entered:
             self._grad_enabled = torch.is_grad_enabled()
             self.local.agree()
-            self.entered = True
+            self.entered = self.first_commit = True
         self.gate.recording = False
         with self.unwinder.library():
             self.state.private.write(self.step)

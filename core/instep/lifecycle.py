@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from instep.board import Board
-from instep.errors import InstepError, Interrupted, PluginError
+from instep.errors import InstepError, Interrupted, PluginError, UsageError
 from instep.hooks import CommsRequest, Interruption, Recovery
 from instep.messages import Faulted, Joined, Message, Voted
 from instep.model import Fault, Plan, Receipt, Vote
@@ -59,6 +59,7 @@ class Lifecycle:
         self._board, self._plugins, self._local = board, plugins, local
         self._tell, self._clock = tell, clock
         self._receipts: list[Receipt] = []
+        self._incarnation = 0
 
     def quiesce(self, incarnation: int, fault: Fault) -> bool:
         """One round of ``quiesce`` on every plugin, from the control thread; false once main has acknowledged."""
@@ -77,18 +78,22 @@ class Lifecycle:
                 continue
 
     def rejoin(self) -> None:
-        """Run attempts until this rank is in step with all others. A failed attempt is reported, and the next incarnation awaited."""
+        """Run attempts until this rank is in step with all others. A failed attempt is reported, and the next incarnation awaited.
+
+        Raises ``UsageError`` when the script is to blame: no attempt would end better.
+        """
         while True:
-            phase = "quiesce"
+            self._receipts, phase = [], "quiesce"
             try:
                 plan = self._planned() or self.acknowledge()
-                self._receipts = []
+                phase = "reinit_comms"
                 self._attempt(plan)
             except Interrupted:
                 continue
+            except UsageError:
+                raise
             except Exception as error:  # noqa: BLE001 - the one place: any failure of a phase sends all ranks to the next attempt
-                phase = self._receipts[-1].phase if self._receipts else phase
-                self._failed(phase, error)
+                self._failed(self._receipts[-1].phase if self._receipts else phase, error)
             else:
                 self._tell(
                     Joined(incarnation=plan.incarnation, block=plan.block, step=plan.step, at=self._clock(), receipts=tuple(self._receipts))
@@ -112,6 +117,7 @@ class Lifecycle:
         board = self._board
         board.wait(lambda b: b.target > b.current, what="the notice of a fault")
         incarnation, fault = board.target, board.fault
+        self._incarnation = incarnation
         if fault is None:
             raise InstepError(f"incarnation {incarnation} was opened without a fault")
         self._local.phase("quiesce")
@@ -189,9 +195,10 @@ class Lifecycle:
             run()
 
     def _failed(self, phase: str, error: Exception) -> None:
-        board = self._board
-        incarnation = board.target
+        board, incarnation = self._board, self._incarnation
         log.warning("attempt %d failed in %s: %s: %s", incarnation, phase, type(error).__name__, error, exc_info=error)
+        if board.target > incarnation:
+            return  # most likely because of the newer fault, and out of date in any case
         fault = Fault(
             kind="plugin",
             ranks=(self._local.rank,),

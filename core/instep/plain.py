@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from instep.agent.channel import Environment
+from instep.block import check_kind
 from instep.errors import UsageError
 from instep.model import Json
 from instep.torch import loaders
@@ -43,6 +44,7 @@ class PlainSession:
 
     def recoverable(self, function: Callable[P, R]) -> Callable[P, R]:
         """The function, run once."""
+        check_kind(function)
 
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -63,6 +65,12 @@ class PlainSession:
     def once(self, function: Callable[[], Json]) -> Json:
         """Run ``function``."""
         return function()
+
+    def plugin(self, name: str) -> None:
+        """No plugin is loaded."""
+
+    def point(self, name: str) -> None:
+        """No fault is placed."""
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -11,10 +11,11 @@ import torch.distributed as dist
 
 from instep.agent.channel import Environment
 from instep.agent.records import State
-from instep.block import Blocks
+from instep.block import Blocks, as_json
 from instep.commit import Commit
 from instep.engine import Engine
 from instep.errors import UsageError
+from instep.hooks import Plugin
 from instep.messages import Once
 from instep.model import Json
 from instep.torch.local import LocalRank
@@ -92,12 +93,19 @@ class Session:
         return self._commit
 
     def once(self, function: Callable[[], Json]) -> Json:
-        """Run ``function`` once for each rank and job; a replacement gets the recorded result. The result must be JSON."""
+        """Run ``function`` once for each rank and job; a replacement gets the recorded result. The result must be JSON.
+
+        Raises ``UsageError`` inside a block, which runs again after a fault, and for a result that JSON would change.
+        """
+        if self._engine.running:
+            raise UsageError("session.once() inside a block, which may run more than once, or inside a commit: call it before the block")
         index, self._calls = self._calls, self._calls + 1
         recorded = self._engine.local.once
         if index < len(recorded):
             return recorded[index]
-        value = function()
+        plain, value = as_json(function())
+        if not plain:
+            raise UsageError(f"call {index} of session.once() returned what JSON cannot hold unchanged: use lists, dicts, numbers")
         self._engine.tell(Once(index=index, value=value))
         return value
 
@@ -108,18 +116,22 @@ class Session:
             self._engine.standing.at(State.ENDED)
             self._engine.local.close()
 
+    def plugin(self, name: str) -> Plugin | None:
+        """The instance of an enabled plugin, ``None`` if there is none: for plugins whose objects the script makes itself."""
+        return self._engine.local.plugins.get(name)
+
     def point(self, name: str) -> None:
         """A place where a drill or a test may inject a fault."""
         self._engine.local.point(name)
 
 
-_sessions: list[Session] = []
+_sessions: "list[Session | PlainSession]" = []
 """The session of this process; ``init`` may be called once."""
 
 
 def current() -> Session | None:
     """The live session of this process, if any."""
-    return _sessions[-1] if _sessions else None
+    return next((session for session in _sessions if isinstance(session, Session)), None)
 
 
 def init(*, step: int = 0) -> "Session | PlainSession":
@@ -133,16 +145,22 @@ def init(*, step: int = 0) -> "Session | PlainSession":
     if dist.is_initialized():
         raise UsageError("instep.init() makes the process group itself: remove the call of torch.distributed.init_process_group before it")
     environment = Environment.read()
-    from instep.plain import PlainSession
-
     if environment.channel is None:
         warnings.warn("instep.init() without `instep run`: training works, but nothing is protected", stacklevel=2)
-        return PlainSession(step=step)
+        return _plain(step)
     local = LocalRank(environment, step=step)
     if not local.config.enabled:
         local.withdraw()
-        return PlainSession(step=step)
+        return _plain(step)
     session = Session(Engine(local))
     _sessions.append(session)
     atexit.register(session.close)
+    return session
+
+
+def _plain(step: int) -> "PlainSession":
+    from instep.plain import PlainSession
+
+    session = PlainSession(step=step)
+    _sessions.append(session)
     return session

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from instep.agent.records import Header, State
-from instep.model import Status
+from instep.errors import InstepError
+from instep.model import Plan, Role, Status
 
 
 @dataclass
@@ -26,6 +27,11 @@ class Standing:
         self.step += 1
         self.status = Status.CLEAN
         self.header.put("step", self.step)
+
+    def must_hold(self, plan: Plan, rank: int) -> None:
+        """Raise ``InstepError`` unless this rank is where its role says: the body that was to roll it forward may have raised."""
+        if plan.roles[rank] is not Role.RESTORE and (self.step, self.status) != (plan.step, Status.CLEAN):
+            raise InstepError(f"rank {rank} is {self.status.value} at step {self.step}, it was to hold step {plan.step}")
 
     def moved_to(self, block: int, step: int) -> None:
         """Stand, clean, where a plan says."""

@@ -14,17 +14,25 @@ POINTS = (*BEFORE_BARRIER, *BEHIND_BARRIER)
 
 
 def faults(draw: random.Random, ranks: int, steps: int) -> list[Fault]:
-    """Two to eight faults: in any step, sometimes two at once, sometimes another in the recovery."""
-    out: list[Fault] = []
+    """Two to ten faults: in any step, sometimes two at once, sometimes another in the recovery.
+
+    Of all ranks one stays whole in every step and the next: when all lose their state before a recovery ends, nobody can help.
+    """
+    wanted: list[Fault] = []
     for step in sorted(draw.sample(range(steps), draw.randint(2, 6))):
         victim = draw.randrange(ranks)
-        out.append(Fault(draw.choices(KINDS, (5, 4, 1))[0], victim, draw.choice(POINTS), step))
+        wanted.append(Fault(draw.choices(KINDS, (5, 4, 1))[0], victim, draw.choice(POINTS), step))
         other = draw.choice([r for r in range(ranks) if r != victim])
         match draw.random():
             case luck if luck < 0.2:
-                out.append(Fault(draw.choice(KINDS[:2]), other, draw.choice(POINTS), step))
+                wanted.append(Fault(draw.choice(KINDS[:2]), other, draw.choice(POINTS), step))
             case luck if luck < 0.4:
-                out.append(Fault(draw.choices(KINDS, (5, 4, 1))[0], draw.randrange(ranks), draw.choice(IN_RECOVERY), step))
+                wanted.append(Fault(draw.choices(KINDS, (5, 4, 1))[0], draw.randrange(ranks), draw.choice(IN_RECOVERY), step))
+    out: list[Fault] = []
+    for fault in wanted:
+        near = {f.rank for f in out if f.step is not None and fault.step is not None and fault.step - f.step <= 1}
+        if len(near | {fault.rank}) < ranks:
+            out.append(fault)
     return out
 
 

@@ -117,7 +117,7 @@ class Slots:
         """
         there, there_flat = _SIZES.unpack(os.pread(fd, _SIZES.size, _SIZES_AT))
         self._meta, self._flat = there if there and there_flat == flat else -(-meta // _ALIGN) * _ALIGN, flat
-        self._size = PAGE + -(-(meta + flat) // PAGE) * PAGE
+        self._size = PAGE + -(-(self._meta + flat) // PAGE) * PAGE
         total = PAGE + 2 * self._size
         if os.fstat(fd).st_size < total:
             _grow(fd, total)

@@ -17,6 +17,8 @@ from instep.agent.records import Progress, State
 _MEDIANS = 10
 _AFTER_JOIN = 3
 _KEPT = 32
+_ENDING = 60.0
+"""Seconds without movement that a process may take to end after its script."""
 _FREE = (State.BORN, State.SETUP, State.OUTSIDE, State.ENDED)
 """States in which a script may do as it likes; only the start-up deadline holds there."""
 
@@ -133,7 +135,8 @@ class Watchdog:
             return f"it did not acknowledge a fault within {owed:.1f} s; an `except:` in the loop, or a native call, keeps it from doing so"
         if progress.waiting or sight.voted:
             return None
-        if still >= (timing.startup if free or progress.state is State.RECOVERY else limit):
+        grace = _ENDING if progress.state is State.ENDED else timing.startup
+        if still >= (grace if free or progress.state is State.RECOVERY else limit):
             return _no_movement(sight, still)
         uncommitted = self._seconds(track.uncommitted)
         if uncommitted >= timing.moving and not free and progress.state is not State.DONE:

@@ -32,10 +32,9 @@ class Comms:
         self.book: AddressBook | None = None
         gate.connect = self.connect
 
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """The groups that have peers, in the order in which they were made."""
-        return tuple(h.group for h in self._gate.handles if h.size() > 1)
+    def among(self, handles: Sequence[Handle]) -> tuple[Group, ...]:
+        """The groups of those handles that have peers, in the order in which they were made."""
+        return tuple(h.group for h in handles if h.size() > 1)
 
     def announce(self, groups: Sequence[Group]) -> dict[str, Json]:
         """What peers must know to connect these groups, by plugin."""
@@ -55,7 +54,7 @@ class Comms:
     def requests(self, book: AddressBook) -> Sequence[CommsRequest]:
         """All groups, one request a backend, from the book of a plan."""
         self.book = book
-        groups = self.groups
+        groups = self.among(self._gate.handles)
         return [self._request(b, [g for g in groups if g.backend == b], book) for b in dict.fromkeys(g.backend for g in groups)]
 
     def made(self, request: CommsRequest, answer: tuple[str, object] | None) -> Sequence[Communicator]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Work
 
@@ -15,9 +16,9 @@ from instep.errors import CommsError, Interrupted, UsageError
 from instep.hooks import Communicator
 from instep.torch import frames
 from instep.torch.graveyard import Graveyard
-from instep.torch.ops import Op
+from instep.torch.ops import MESSAGES, Op
 from instep.torch.tape import Tape
-from instep.torch.works import FailableWork, finished
+from instep.torch.works import Arrived, FailableWork, finished
 
 if TYPE_CHECKING:
     from instep.torch.handle import Handle
@@ -27,6 +28,10 @@ _NOTICE = 1.0
 """Seconds that a failed operation waits for the notice of its cause before it counts as a fault of its own."""
 
 _CLOSING = 5.0
+_TRANSPORT = "gloo/transport"
+"""In the text of every error that comes from a connection, unlike one about the arguments of an operation."""
+_ANYSOURCE = "recv_anysource"
+"""The one operation that tells something beside its tensors: who sent."""
 
 
 class Gate:
@@ -54,14 +59,25 @@ class Gate:
         """Raise ``Interrupted`` when the communicators are out of date."""
         self.board.check()
 
+    def go_live(self) -> None:
+        """End the loopback of a replacement. Raises ``UsageError`` when its predecessor's set-up had made further collectives."""
+        if self.loopback:
+            self.tape.finish()
+            self.loopback = False
+
+    def outside_body(self, what: str) -> None:
+        """Refuse ``what`` inside a commit body."""
+        if self.body:
+            raise UsageError(
+                f"{what} inside a commit body, where only local updates may stand. Move it before `with session.commit()`; "
+                "sharded optimizers need their adapter"
+            )
+
     def issue(self, handle: "Handle", op: Op, args: Sequence[object], kwargs: dict[str, object]) -> Work:
         """Run one operation of a handle: live, alone, or from the tape of set-up results."""
         if self.body:
             by = frames.optimizer()
-            raise UsageError(
-                f"{op.name} on process group {handle.label!r}{f' by {by}' if by else ''} inside a commit body, where only local updates "
-                "may stand. Move it before `with session.commit()`; sharded optimizers need their adapter"
-            )
+            self.outside_body(f"{op.name} on process group {handle.label!r}{f' by {by}' if by else ''}")
         outputs = op.outputs(args)
         handle.sequence += 1
         if self.loopback or handle.size() == 1:
@@ -73,8 +89,7 @@ class Gate:
         work = self.forward(handle, op, args, kwargs, outputs, observe=observe)
         self.point("collective")
         if self.recording:
-            work.wait()
-            self.tape.record(handle.label, op.name, outputs)
+            self._record(handle, op, work, outputs)
         return work
 
     def forward(
@@ -86,7 +101,9 @@ class Gate:
             raise CommsError(f"process group {handle.label!r} is not connected in incarnation {self.board.current}")
         try:
             inner: Work = getattr(communicator.group, op.name)(*args, **kwargs)
-        except RuntimeError:
+        except RuntimeError as error:
+            if _TRANSPORT in str(error):
+                self.failed(f"{handle.label} {op.name}", error)
             if self.board.noticed_within(0.05):
                 raise Interrupted(f"{op.name} on {handle.label}") from None
             raise
@@ -158,11 +175,25 @@ class Gate:
         """Communicators that still wait for an operation to end."""
         return len(self._graveyard)
 
+    def _record(self, handle: "Handle", op: Op, work: FailableWork, outputs: list[Tensor]) -> None:
+        sender = [torch.tensor(handle.rank())] if op.name == _ANYSOURCE else []
+        fill = self.tape.reserve(handle.label, op.name, [*outputs, *sender])
+
+        def arrived(_label: str, _sequence: int, _outputs: Sequence[Tensor]) -> None:
+            for tensor in sender:
+                tensor.fill_(work._source_rank())
+            fill()
+
+        work.follow(arrived)
+        if op.name not in MESSAGES:
+            work.wait()
+
     def _alone(self, handle: "Handle", op: Op, args: Sequence[object], outputs: list[Tensor]) -> Work:
         op.loop(args, handle.rank(), handle.size())
+        sender = [torch.tensor(handle.rank())] if op.name == _ANYSOURCE else []
         if self.loopback and handle.size() > 1:
-            self.tape.replay(handle.label, op.name, outputs)
-        return finished(outputs)
+            self.tape.replay(handle.label, op.name, [*outputs, *sender])
+        return Arrived(*sender) if sender else finished(outputs)
 
 
 def _unconnected(handle: "Handle") -> Communicator:

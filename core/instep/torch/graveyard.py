@@ -1,5 +1,6 @@
 """Where old communicators rest: their destructor joins threads, so they are dropped off the main path, after their operations."""
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +34,10 @@ class Graveyard:
         reaper = self._reaper
         if reaper is not None:
             reaper.join(seconds)
+        with self._lock:
+            for grave in self._graves:
+                # Kept for ever: gloo's destructor waits for operations that it has lost until they time out.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(grave))
 
     def __len__(self) -> int:
         return len(self._graves)
@@ -52,10 +57,9 @@ class Graveyard:
             with self._lock:
                 over = [g for g in self._graves if all(w.ended() for w in g.works) and all(e() for e in g.ended)]
                 self._graves = [g for g in self._graves if g not in over]
+            # Dropped here, outside the lock: a destructor joins its group's threads.
+            over.clear()
+            with self._lock:
                 if not self._graves:
                     self._reaper = None
-            # Dropped here, outside the lock: a destructor joins its group's threads.
-            last = self._reaper is None
-            over.clear()
-            if last:
-                return
+                    return

@@ -27,6 +27,7 @@ class Handle(dist.ProcessGroup):
     """
 
     def __init__(self, gate: Gate, group: Group, rank: int) -> None:
+        gate.outside_body(f"process group {group.name!r}")
         super().__init__(rank, len(group.ranks))  # type: ignore[call-arg]
         self.group = group
         self.label = group.name
@@ -37,7 +38,11 @@ class Handle(dist.ProcessGroup):
         self._script: list[list[Tensor]] | None = None
         gate.handles.append(self)
         if not gate.loopback and self.size() > 1:
-            self.communicator = gate.connect(self)
+            try:
+                self.communicator = gate.connect(self)
+            except BaseException:
+                gate.forget(self)
+                raise
 
     def rank(self) -> int:
         """Own rank in the group."""

@@ -128,6 +128,7 @@ class LocalRank:
     def delivered(self) -> None:
         """A batch is about to be delivered: the third place where an interruption lands."""
         if self._engine.running:
+            self.gate.outside_body("a batch of a protected loader")
             self.gate.check()
             self._delivered += 1
             self.standing.header.put("deliveries", self._delivered)
@@ -185,8 +186,8 @@ class LocalRank:
         self.state.stop_loaders()
 
     def vote(self, incarnation: int) -> Vote:
-        """What this rank holds now."""
-        groups, standing = self.comms.groups, self.standing
+        """What this rank holds now. A vote from inside a commit leaves out groups made in the block: they go before it is repeated."""
+        groups, standing = self.comms.among(self.gate.handles[: self._mark[0] or None]), self.standing
         return Vote(
             rank=self.rank,
             birth=self._birth,
@@ -207,6 +208,7 @@ class LocalRank:
     def requests(self, plan: Plan) -> Sequence[CommsRequest]:
         """The groups to connect, one request a backend, in the order of the vote."""
         self.point("connect")
+        self.standing.must_hold(plan, self.rank)
         return self.comms.requests(plan.book)
 
     def install(self, request: CommsRequest, answer: tuple[str, object] | None) -> None:
@@ -215,8 +217,7 @@ class LocalRank:
 
     def recovery(self, plan: Plan) -> Recovery:
         """The argument of the later phases; handles are live from here on."""
-        self.gate.loopback = False
-        self.state.complete()
+        self.gate.go_live()
         self.state.adopt(plan)
         return Recovery(
             plan=plan,

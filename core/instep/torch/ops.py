@@ -33,6 +33,15 @@ def _spread(args: Sequence[object], rank: int, size: int) -> None:
             target.copy_(source)
 
 
+def _spread_each(args: Sequence[object], rank: int, size: int) -> None:
+    rows = args[0]
+    if not isinstance(rows, list | tuple):
+        raise TypeError(f"all_gather_coalesced expects lists of tensors, got {type(rows).__name__}")
+    for row in rows:
+        for target, source in zip(tensors_in(row), tensors_in(args[1]), strict=True):
+            target.copy_(source)
+
+
 def _spread_single(args: Sequence[object], rank: int, size: int) -> None:
     for target, source in zip(tensors_in(args[0]), tensors_in(args[1]), strict=True):
         target.view(size, -1).copy_(source.reshape(1, -1).expand(size, -1))
@@ -88,7 +97,7 @@ _ALL = (
     Op("broadcast"),
     Op("reduce"),
     Op("allgather", _spread),
-    Op("allgather_coalesced", _spread),
+    Op("allgather_coalesced", _spread_each),
     Op("_allgather_base", _spread_single),
     Op("all_gather_single", _spread_single),
     Op("allgather_into_tensor_coalesced", _spread_single),
@@ -110,5 +119,7 @@ _ALL = (
     Op("barrier", output=None),
     Op("monitored_barrier", output=None),
 )
+MESSAGES = frozenset({"send", "recv", "recv_anysource"})
+"""Operations that may wait for another one of the same rank, issued later."""
 OPS: Mapping[str, Op] = {op.name: op for op in _ALL if hasattr(torch.distributed.ProcessGroup, op.name)}
 """Every operation that this torch knows, by method name."""

@@ -62,7 +62,8 @@ class RankState:
         return {CORE: {"adopted": [*self.private.buffers.shared]}}
 
     def adopt(self, plan: Plan) -> None:
-        """Share the buffers that any rank found to be shared."""
+        """Share the buffers that any rank found to be shared; a replacement's layouts are fixed first."""
+        self.complete()
         names: set[str] = set()
         for notes in plan.book.notes:
             core = notes.get(CORE)

@@ -7,7 +7,7 @@ are kept as a digest only; if loopback gives something else then, the script can
 import json
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import xxhash
@@ -17,6 +17,7 @@ from instep.errors import UsageError
 from instep.torch.frames import parameter_sync
 
 LIMIT = 64 * 1024 * 1024
+_DIGEST = 8
 _HEAD = struct.Struct("<II")
 
 
@@ -37,17 +38,25 @@ class Tape:
 
     def record(self, label: str, op: str, outputs: Sequence[Tensor]) -> None:
         """Append one result."""
+        self.reserve(label, op, outputs)()
+
+    def reserve(self, label: str, op: str, outputs: Sequence[Tensor]) -> Callable[[], None]:
+        """Append one call; the function returned adds its result, once ``outputs`` hold it."""
         size = sum(t.numel() * t.element_size() for t in outputs)
         keep = "skip" if parameter_sync() else "data" if self._kept + size <= LIMIT else "digest"
-        body = b""
-        if keep == "data":
-            body = b"".join(bytes(raw(t)) for t in outputs)
-            self._kept += size
-        elif keep == "digest":
-            body = _digest(outputs)
+        self._kept += size if keep == "data" else 0
         head = json.dumps([label, op, keep, [[str(t.dtype), list(t.shape)] for t in outputs]]).encode()
-        self._at += os.pwrite(self._fd, _HEAD.pack(len(head), len(body)) + head + body, self._at)
+        length = {"skip": 0, "data": size, "digest": _DIGEST}[keep]
+        at = self._at + os.pwrite(self._fd, _HEAD.pack(len(head), length) + head, self._at)
+        os.pwrite(self._fd, bytes(length), at)
+        self._at = at + length
         self._calls += 1
+
+        def fill() -> None:
+            if keep != "skip":
+                os.pwrite(self._fd, b"".join(bytes(raw(t)) for t in outputs) if keep == "data" else _digest(outputs), at)
+
+        return fill
 
     def replay(self, label: str, op: str, outputs: Sequence[Tensor]) -> None:
         """Write the recorded result of this call into ``outputs``, which hold the loopback result. ``UsageError`` on another sequence."""

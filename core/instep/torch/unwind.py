@@ -1,7 +1,7 @@
 """Unwinding the main thread: where an interruption may land, and the last resort of a real-time signal.
 
 Interruptions land at collectives, at commit and at loader delivery. A main thread that reaches none of them for longer than a median
-step gets a signal whose handler raises, if the interrupted frame is above ``guarded`` and not instep's own, outside library sections.
+step gets a signal whose handler raises, if ``guarded`` called the interrupted code without instep in between, outside library sections.
 """
 
 import os
@@ -19,7 +19,9 @@ from instep.board import Board
 from instep.errors import Interrupted
 
 _HOME = os.path.dirname(os.path.abspath(instep.__file__)) + os.sep
-_EXEMPT = _HOME + "testing" + os.sep
+_SCRIPTS = _HOME + "testing" + os.sep
+_LOADERS = tuple(os.path.join(_HOME, "torch", f"{name}.py") for name in ("dataloader", "loaders", "passes", "sampling"))
+"""They call the script's own code: datasets, samplers, loaders."""
 _LEAST, _MOST = 0.02, 2.0
 
 
@@ -36,8 +38,8 @@ class Unwinder:
         self._before = signal.signal(self._signal, self._interrupt)
 
     def close(self) -> None:
-        """Give the signal back."""
-        signal.signal(self._signal, self._before)
+        """Give the signal back; one that is still on its way must not end the process."""
+        signal.signal(self._signal, signal.SIG_IGN if self._before is signal.SIG_DFL else self._before)
 
     @contextmanager
     def library(self) -> Iterator[None]:
@@ -80,10 +82,7 @@ class Unwinder:
     def _interrupt(self, _number: int, frame: FrameType | None) -> None:
         if self._masked or self._board.acknowledged >= self._board.target or not self._board.revoked or frame is None:
             return
-        name = frame.f_code.co_filename
-        if name.startswith(_HOME) and not name.startswith(_EXEMPT):
-            return
-        if _under_guard(frame):
+        if not _own(frame) and _theirs(frame):
             raise Interrupted("by signal")
 
 
@@ -92,9 +91,16 @@ def guarded(call: Callable[[], object]) -> object:
     return call()
 
 
-def _under_guard(frame: FrameType | None) -> bool:
+def _own(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_HOME) and not frame.f_code.co_filename.startswith(_SCRIPTS)
+
+
+def _theirs(frame: FrameType | None) -> bool:
+    """Whether the script called this, or one of its loaders: what instep calls (locks, messages, records) must not be cut."""
     while frame is not None:
         if frame.f_code is guarded.__code__:
             return True
+        if _own(frame) and not frame.f_code.co_filename.startswith(_LOADERS):
+            return False
         frame = frame.f_back
     return False

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from instep.torch.gate import Gate
 
 _SLICE = timedelta(milliseconds=50)
+_PATIENCE = timedelta(minutes=30)
+"""Without a timeout of its own, gloo's point-to-point waits as long as connecting may take. The watchdog finds hangs."""
 Observer = Callable[[str, int, Sequence[Tensor]], None]
 
 
@@ -32,6 +34,25 @@ def finished(outputs: Sequence[Tensor]) -> Work:
     return work
 
 
+class Arrived(Work):
+    """A receive from anybody that is done already, in loopback: ``source`` is the one tensor of a rank that the tape fills."""
+
+    def __init__(self, source: Tensor) -> None:
+        super().__init__()
+        self._source = source
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # noqa: ARG002 - there is nothing to wait for
+        """True at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Always."""
+        return True
+
+    def _source_rank(self) -> int:
+        return int(self._source.item())
+
+
 class FailableWork(Work):
     """A stock work inside, with a wait that ends on a fault and a future that quiesce can fail."""
 
@@ -40,7 +61,7 @@ class FailableWork(Work):
     ) -> None:
         super().__init__()
         self._gate, self._inner, self._op, self._outputs = gate, inner, op, outputs
-        self._observer = observer
+        self._observers = [] if observer is None else [observer]
         self.label, self.sequence, self.incarnation = label, sequence, gate.board.current
         self._proxy: Future[object] | None = None
         self._base: Future[None] | None = None
@@ -64,13 +85,9 @@ class FailableWork(Work):
     def poll(self) -> bool:
         """Wait one slice; true when the operation is complete. Raises like ``wait`` when it failed."""
         try:
-            if self._op.sliced:
-                self._inner.wait(_SLICE)
-            elif not self._wait_aside():
+            if not (self._wait_slice() if self._op.sliced else self._wait_aside()):
                 return False
         except RuntimeError as error:
-            if self._op.sliced and not self._inner.is_completed():
-                return False
             self._gate.failed(self.label, error)
         self._observe()
         return True
@@ -93,13 +110,17 @@ class FailableWork(Work):
         """The tensors that the operation wrote."""
         return self._outputs
 
+    def _source_rank(self) -> int:
+        return int(self._inner._source_rank())
+
     def get_future(self) -> "Future[object]":
         """A future of the outputs that fails at once when a fault is known."""
         if self._proxy is None:
+            inner = self._inner.get_future()
             base: Future[None] = Future()
             self._base, self._proxy = base, base.then(self._value)
             self._gate.proxies.add(self)
-            self._inner.get_future().add_done_callback(self._complete)
+            inner.add_done_callback(self._complete)
         return self._proxy
 
     def fail(self, error: Exception) -> bool:
@@ -132,11 +153,24 @@ class FailableWork(Work):
             raise self._error
         return self._outputs
 
+    def follow(self, observer: Observer) -> None:
+        """Call one more observer once the operation has succeeded and somebody has seen that."""
+        self._observers.append(observer)
+
     def _observe(self) -> None:
         with self._lock:
-            observer, self._observer = self._observer, None
-        if observer is not None:
+            observers, self._observers = self._observers, []
+        for observer in observers:
             observer(self.label, self.sequence, self._outputs)
+
+    def _wait_slice(self) -> bool:
+        try:
+            self._inner.wait(_SLICE)
+        except RuntimeError:
+            if not self._inner.is_completed():
+                return False
+            self._inner.wait(_SLICE)  # it may have ended since that time-out: now it raises its own error, or none
+        return True
 
     def _wait_aside(self) -> bool:
         if self._waiter is None:
@@ -163,7 +197,7 @@ class _Waiter:
 
     def _run(self) -> None:
         try:
-            self._inner.wait()
+            self._inner.wait(_PATIENCE)
         except RuntimeError as error:
             self._error = error
         finally:

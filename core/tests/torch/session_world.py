@@ -13,7 +13,7 @@ from instep.agent.spawner import Server
 from instep.messages import Injection
 
 PROLOGUE = """
-import json, os, queue, sys, threading, time
+import json, os, queue, sys, threading, time, warnings
 from pathlib import Path
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from torch import nn
 import instep
 from instep.testing import point
 
+warnings.simplefilter("ignore")
 OUT = Path(os.environ["SESSION_OUT"])
 torch.set_num_threads(1)
 session = instep.init()

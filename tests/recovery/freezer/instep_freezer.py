@@ -53,10 +53,11 @@ class Freezer(instep.Plugin):
         return None
 
     @instep.hookimpl(tryfirst=True)
-    def verify(self, recovery: Recovery) -> None:
+    def verify(self, recovery: Recovery) -> Receipt:
         """The last phase."""
         if recovery.rank == 0:
             self._stop("verify")
+        return Receipt(phase="verify", plugin="freezer", rank=recovery.rank, seconds=0.0, verified=True)
 
     def _stop(self, phase: str) -> None:
         if phase != self.phase or Path(self.flag).exists():
