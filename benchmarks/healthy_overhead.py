@@ -28,7 +28,6 @@ WAYS = ("instep", "bare", "plain")
 def worker(args: argparse.Namespace) -> None:
     """One rank: all three ways in turn, `args.rounds` times."""
     import torch
-    import torch.distributed as dist
 
     import instep
 
@@ -56,18 +55,23 @@ def worker(args: argparse.Namespace) -> None:
             plain_optimizer.step()
             plain_optimizer.zero_grad()
 
-    def timed(run: Callable[[], object]) -> float:
-        stock.barrier().wait()
-        begin = time.perf_counter()
-        run()
-        seconds = torch.tensor([(time.perf_counter() - begin) / args.steps], dtype=torch.float64)
-        stock.allreduce([seconds], dist.ReduceOp.MAX).wait()
-        return seconds.item()
-
     ways: dict[str, Callable[[], object]] = {"instep": protected, "bare": lambda: plain(bare=True), "plain": lambda: plain(bare=False)}
-    rounds = [{way: timed(ways[way]) for way in WAYS} for _ in range(args.rounds + 1)][1:]
+    rounds = [{way: _timed(ways[way], args.steps, stock) for way in WAYS} for _ in range(args.rounds + 1)][1:]
     if session.rank == 0:
         (args.directory / "rounds.json").write_text(json.dumps(rounds))
+
+
+def _timed(run: Callable[[], object], steps: int, group: "dist.ProcessGroup") -> float:
+    """Seconds a step, of the slowest rank."""
+    import torch
+    import torch.distributed as dist
+
+    group.barrier().wait()
+    begin = time.perf_counter()
+    run()
+    seconds = torch.tensor([(time.perf_counter() - begin) / steps], dtype=torch.float64)
+    group.allreduce([seconds], dist.ReduceOp.MAX).wait()
+    return seconds.item()
 
 
 def _trainer(params: str, group: "dist.ProcessGroup | None", rank: int) -> "tuple[Step, torch.optim.Optimizer]":

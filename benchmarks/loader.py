@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -236,7 +235,7 @@ def _streaming(skip: int) -> Callable[[], object]:
     from streaming import MDSWriter, StreamingDataLoader, StreamingDataset  # type: ignore[import-not-found]
 
     directory = tempfile.mkdtemp(prefix="bench-streaming-")
-    columns = {name: "ndarray" for name in KEYS}
+    columns = dict.fromkeys(KEYS, "ndarray")
     data = Tokens(1, 0.0)
     with MDSWriter(out=directory, columns=columns) as out:
         for index in range((skip + 20) * SAMPLES):

@@ -37,9 +37,8 @@ def main() -> None:
     args = parser.parse_args()
 
     dist.init_process_group("gloo")
-    rank, world, start = dist.get_rank(), dist.get_world_size(), 0
+    rank, world, start, data = dist.get_rank(), dist.get_world_size(), 0, StandardLibrary(64)
     torch.manual_seed(0)
-    data = StandardLibrary(64)
     model = DDP(GPT(*SIZES[args.params], 64))
     optimizer = torch.optim.AdamW(groups(model), lr=3e-3)
     checkpoint = args.directory / "checkpoint.pt"

@@ -80,56 +80,54 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    args = arguments()
-    session = instep.init()
-    torch.manual_seed(0)
-    training, validation = datasets(4096)
-    loader = DataLoader(training, batch_size=32, sampler=DistributedSampler(training), num_workers=args.workers)
-    held_out = DataLoader(validation, batch_size=64, sampler=DistributedSampler(validation, shuffle=False))
-    model = DDP(network())
-    parameters = nn.ParameterList(model.parameters())
-    average = AveragedModel(parameters, multi_avg_fn=get_ema_multi_avg_fn(0.95))
-    optimizer = torch.optim.AdamW(groups(parameters), lr=2e-3)
-    steps_an_epoch = len(loader) // 2
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * steps_an_epoch)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=25)
-    stopping = EarlyStopping(patience=3)
-    session.protect(model=model, average=average, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
-    session.protect(stopping=stopping, loader=loader)
-
-    def backward(x: Tensor, y: Tensor) -> None:
-        scaler.scale(nn.functional.mse_loss(model(x), y) / 2).backward()
-
-    @session.recoverable
-    def train() -> str:
-        for epoch in range(loader.epoch, args.epochs):
-            batches = iter(loader)
-            for first, second in zip(batches, batches, strict=False):  # two batches a step
-                if stopping.stop:
-                    return f"stopped early, best loss {stopping.best:.4f}"
-                measured = evaluate(model, held_out) if session.step % steps_an_epoch == 0 else None
-                with model.no_sync():
-                    backward(*first)
-                backward(*second)
-                scaler.unscale_(optimizer)
-                clip_grad_norm_(parameters, 1.0)
-                with session.commit():
-                    scaler.step(optimizer)
-                    scaler.update()
-                    scheduler.step()
-                    average.update_parameters(parameters)
-                    optimizer.zero_grad()
-                    if measured is not None:
-                        stopping.update(measured)
-                if measured is not None and session.rank == 0:
-                    print(f"epoch {epoch}  step {session.step:4d}  validation loss {measured:.4f}  best {stopping.best:.4f}", flush=True)
-        return f"all epochs done, best loss {stopping.best:.4f}"
-
-    outcome = train()
-    if session.rank == 0:
-        print(outcome)
+args = arguments()
+session = instep.init()
+torch.manual_seed(0)
+training, validation = datasets(4096)
+loader = DataLoader(training, batch_size=32, sampler=DistributedSampler(training), num_workers=args.workers)
+held_out = DataLoader(validation, batch_size=64, sampler=DistributedSampler(validation, shuffle=False))
+model = DDP(network())
+parameters = nn.ParameterList(model.parameters())
+average = AveragedModel(parameters, multi_avg_fn=get_ema_multi_avg_fn(0.95))
+optimizer = torch.optim.AdamW(groups(parameters), lr=2e-3)
+steps_an_epoch = len(loader) // 2
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * steps_an_epoch)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=25)
+stopping = EarlyStopping(patience=3)
+session.protect(model=model, average=average, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+session.protect(stopping=stopping, loader=loader)
 
 
-if __name__ == "__main__":
-    main()
+def backward(x: Tensor, y: Tensor) -> None:
+    scaler.scale(nn.functional.mse_loss(model(x), y) / 2).backward()
+
+
+@session.recoverable
+def train() -> str:
+    for epoch in range(loader.epoch, args.epochs):
+        batches = iter(loader)
+        for first, second in zip(batches, batches, strict=False):  # two batches a step
+            if stopping.stop:
+                return f"stopped early, best loss {stopping.best:.4f}"
+            measured = evaluate(model, held_out) if session.step % steps_an_epoch == 0 else None
+            with model.no_sync():
+                backward(*first)
+            backward(*second)
+            scaler.unscale_(optimizer)
+            clip_grad_norm_(parameters, 1.0)
+            with session.commit():
+                scaler.step(optimizer)
+                scaler.update()
+                scheduler.step()
+                average.update_parameters(parameters)
+                optimizer.zero_grad()
+                if measured is not None:
+                    stopping.update(measured)
+            if measured is not None and session.rank == 0:
+                print(f"epoch {epoch}  step {session.step:4d}  validation loss {measured:.4f}  best {stopping.best:.4f}", flush=True)
+    return f"all epochs done, best loss {stopping.best:.4f}"
+
+
+outcome = train()
+if session.rank == 0 and outcome:  # a drill ends the block early
+    print(outcome)

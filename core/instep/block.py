@@ -133,7 +133,7 @@ class Blocks:
 def check_kind(function: Callable[P, R]) -> None:
     """Raise ``UsageError`` for a function that cannot be a block."""
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise UsageError(f"{function.__qualname__} is a coroutine or a generator; a block must be a plain function that can be called again")
+        raise UsageError(f"{function.__qualname__} is a coroutine or a generator; a block must be a function that can be called again")
 
 
 def _where(error: Exception) -> str:

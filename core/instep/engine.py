@@ -5,13 +5,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch
-
 from instep.agent.records import State
 from instep.errors import UsageError
 from instep.messages import Done, Fatal, Message
 from instep.model import Status
 from instep.torch.local import LocalRank
+from instep.torch.reset import Modes
 
 if TYPE_CHECKING:
     from instep.board import Board
@@ -36,7 +35,7 @@ class Engine:
         self.local = local
         self.clock: Callable[[], float] = time.monotonic
         self.running = self.entered = self.first_commit = False
-        self._grad_enabled = True
+        self._modes = Modes.capture()
         local.join(self)
 
     @property
@@ -104,7 +103,7 @@ class Engine:
     def enter(self) -> None:
         """Enter a block on a rank that is in step: record the private state it starts from."""
         if not self.entered:
-            self._grad_enabled = torch.is_grad_enabled()
+            self._modes = Modes.capture()
             self.local.agree()
             self.entered = self.first_commit = True
         self.gate.recording = False
@@ -122,12 +121,12 @@ class Engine:
 
     def unwound(self) -> None:
         """Clean up after the block was cut, before voting."""
-        self.local.unwound(grad_enabled=self._grad_enabled)
+        self.local.unwound(self._modes)
 
     def rejoined(self) -> None:
         """A recovery ended well: this rank is in step again."""
         if not self.entered:
-            self._grad_enabled = torch.is_grad_enabled()
+            self._modes = Modes.capture()
         self.entered = self.first_commit = True
         self.gate.recording = False
 

@@ -6,8 +6,8 @@ import json
 import os
 import random
 import time
-from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import instep
 from instep.testing import point
+
+Batch = tuple[Tensor, Tensor]
 
 
 class Midway(torch.autograd.Function):
@@ -127,71 +129,107 @@ def stats() -> dict[str, int]:
     }
 
 
-def main() -> None:
-    args = arguments()
-    session = instep.init()
-    torch.manual_seed(args.seed * 100 + session.rank)
-    random.seed(args.seed * 100 + session.rank)
-    np.random.seed(args.seed * 100 + session.rank)  # noqa: NPY002 - the global state is the point
-    salt: list[object] = [session.rank * 17 + 5]
-    dist.broadcast_object_list(salt, src=0)  # a set-up collective whose value matters
-    total = torch.tensor([session.rank + 1.0])
+def seed(value: int) -> None:
+    """Seed every global generator."""
+    torch.manual_seed(value)
+    random.seed(value)
+    np.random.seed(value)  # noqa: NPY002 - the global state is the point
+
+
+def agreed_salt(rank: int, world_size: int) -> int:
+    """Set-up collectives whose results matter: a replacement must be given the same ones."""
+    salt = [rank * 17 + 5]
+    dist.broadcast_object_list(salt, src=0)
+    total = torch.tensor([rank + 1.0])
     dist.all_reduce(total)
-    assert total.item() == session.world_size * (session.world_size + 1) / 2
+    assert total.item() == world_size * (world_size + 1) / 2
+    return salt[0]
 
-    samples, held_out = Samples(16 * session.world_size * 5), Samples(8 * session.world_size)
-    loader = DataLoader(samples, batch_size=4, sampler=DistributedSampler(samples, seed=args.seed), num_workers=args.workers)
-    validation = DataLoader(held_out, batch_size=8, sampler=DistributedSampler(held_out, shuffle=False))
-    model = DistributedDataParallel(Network(args.width), bucket_cap_mb=0.005)
-    parameters = nn.ParameterList(model.parameters())
-    average = AveragedModel(parameters, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    matrices = [p for p in parameters if p.ndim > 1]
-    vectors = [p for p in parameters if p.ndim <= 1]
-    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=3e-3)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=5)
-    history: dict[str, object] = {"validations": 0, "losses": []}
-    session.protect(model=model, average=average, optimizer=optimizer, scheduler=scheduler, scaler=scaler, history=history, loader=loader)
 
-    def backward(batch: tuple[Tensor, Tensor]) -> None:
+class Training:
+    """All objects of the job, and what is done with them in a step."""
+
+    def __init__(self, args: argparse.Namespace, session: "instep.Session") -> None:
+        self.args, self.session = args, session
+        self.salt = agreed_salt(session.rank, session.world_size)
+        samples, held_out = Samples(16 * session.world_size * 5), Samples(8 * session.world_size)
+        self.loader = DataLoader(samples, batch_size=4, sampler=DistributedSampler(samples, seed=args.seed), num_workers=args.workers)
+        self.validation = DataLoader(held_out, batch_size=8, sampler=DistributedSampler(held_out, shuffle=False))
+        self.model = DistributedDataParallel(Network(args.width), bucket_cap_mb=0.005)
+        self.parameters = nn.ParameterList(self.model.parameters())
+        self.average = AveragedModel(self.parameters, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        matrices = {"params": [p for p in self.parameters if p.ndim > 1], "weight_decay": 0.1}
+        vectors = {"params": [p for p in self.parameters if p.ndim <= 1], "weight_decay": 0.0}
+        self.optimizer = torch.optim.AdamW([matrices, vectors], lr=3e-3)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, args.steps)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=5)
+        self.history: dict[str, list[float]] = {"losses": []}
+
+    def shared(self) -> dict[str, Any]:
+        """What a donor gives, by name."""
+        names = ("model", "average", "optimizer", "scheduler", "scaler", "history")
+        return {name: getattr(self, name) for name in names}
+
+    def step(self, first: Batch, second: Batch) -> None:
+        """Two micro-batches, with a validation before them now and then, and the commit."""
+        measured = self.validate() if self.session.step % self.args.validate == 0 else None
+        time.sleep(self.args.pause)
+        with self.model.no_sync():
+            self.backward(first)
+        self.backward(second)
+        self.scaler.unscale_(self.optimizer)
+        clip_grad_norm_(self.parameters, 0.5)
+        with self.session.commit():
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.scheduler.step()
+            self.average.update_parameters(self.parameters)
+            self.optimizer.zero_grad()
+            if measured is not None:
+                self.history["losses"] = [*self.history["losses"], measured]
+
+    def backward(self, batch: Batch) -> None:
         x, y = batch
-        scaler.scale(nn.functional.cross_entropy(model(x + 0.001 * salt[0]), y) / 2).backward()
+        self.scaler.scale(nn.functional.cross_entropy(self.model(x + 0.001 * self.salt), y) / 2).backward()
 
     @torch.no_grad()
-    def validate() -> float:
-        model.eval()
+    def validate(self) -> float:
+        self.model.eval()
         loss = torch.zeros(1)
-        for x, y in validation:
+        for x, y in self.validation:
             point("validation")
-            loss += nn.functional.cross_entropy(model(x), y)
-        model.train()
+            loss += nn.functional.cross_entropy(self.model(x), y)
+        self.model.train()
         dist.all_reduce(loss)
         return loss.item()
 
-    def pairs() -> Iterable[tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-        batches = iter(loader)
-        return zip(batches, batches, strict=False)
+    def final(self, steps: int) -> dict[str, object]:
+        """What a run with faults must share with one without."""
+        return {
+            "steps": steps,
+            "salt": self.salt,
+            **{name: digest(obj if isinstance(obj, dict) else obj.state_dict()) for name, obj in self.shared().items()},
+            "torch": digest(torch.get_rng_state()),
+            "numpy": digest(np.random.get_state()[1].tolist()),  # type: ignore[union-attr,index]  # noqa: NPY002
+            "python": digest(random.getstate()),
+            "epoch": self.loader.epoch,  # type: ignore[attr-defined]
+            "training": self.model.training,
+        }
+
+
+def main() -> None:
+    args = arguments()
+    session = instep.init()
+    seed(args.seed * 100 + session.rank)
+    training = Training(args, session)
+    session.protect(**training.shared(), loader=training.loader)
 
     @session.recoverable
     def train() -> int:
         while session.step < args.steps:
-            for first, second in pairs():
-                measured = validate() if session.step % args.validate == 0 else None
-                time.sleep(args.pause)
-                with model.no_sync():
-                    backward(first)
-                backward(second)
-                scaler.unscale_(optimizer)
-                clip_grad_norm_(parameters, 0.5)
-                with session.commit():
-                    scaler.step(optimizer)
-                    scaler.update()
-                    scheduler.step()
-                    average.update_parameters(parameters)
-                    optimizer.zero_grad()
-                    if measured is not None:
-                        history["validations"] = int(str(history["validations"])) + 1
-                        history["losses"] = [*history["losses"], measured]  # type: ignore[misc]
+            batches = iter(training.loader)
+            for first, second in zip(batches, batches, strict=False):
+                training.step(first, second)
                 if args.stats:
                     with (args.out / f"stats-{session.rank}.jsonl").open("a") as file:
                         file.write(json.dumps({"step": session.step, **stats()}) + "\n")
@@ -200,22 +238,7 @@ def main() -> None:
         return session.step
 
     steps = train()
-    final = {
-        "steps": steps,
-        "salt": salt[0],
-        "model": digest(model.state_dict()),
-        "optimizer": digest(optimizer.state_dict()),
-        "average": digest(average.state_dict()),
-        "scheduler": digest(scheduler.state_dict()),
-        "scaler": digest(scaler.state_dict()),
-        "history": digest(history),
-        "torch": digest(torch.get_rng_state()),
-        "numpy": digest(np.random.get_state()[1].tolist()),  # type: ignore[union-attr,index]  # noqa: NPY002
-        "python": digest(random.getstate()),
-        "epoch": loader.epoch,  # type: ignore[attr-defined]
-        "training": model.training,
-    }
-    (args.out / f"final-{session.rank}.json").write_text(json.dumps(final))
+    (args.out / f"final-{session.rank}.json").write_text(json.dumps(training.final(steps)))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 ``python -m instep.agent.child FD...`` does the same in a plain interpreter.
 """
 
+import atexit
+import contextlib
 import ctypes
 import faulthandler
 import os
@@ -15,7 +17,7 @@ from importlib.machinery import SourceFileLoader
 from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from instep.agent.channel import BIRTH, CHANNEL
 from instep.agent.task import Fds, Task, unseal
@@ -51,7 +53,47 @@ def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
 
 
 def run(task: Task) -> None:
-    """Run the script or module as ``__main__``. An uncaught exception is shown without the frames of instep below it."""
+    """Run the script or module as ``__main__``, and end as an interpreter does.
+
+    A process that has joined an instep job skips the teardown of the interpreter, after everything that a script can see of its end:
+    threads of old communicators may wait for an operation that gloo has lost, and would hang or abort it.
+    """
+    code: object = 0
+    try:
+        _run(task)
+    except KeyboardInterrupt:
+        raise
+    except SystemExit as error:
+        if not _joined():
+            raise
+        code = error.code
+    except BaseException:
+        if not _joined():
+            raise
+        code = 1
+    if _joined():
+        _end(code)
+
+
+def _joined() -> bool:
+    session = sys.modules.get("instep.session")
+    return session is not None and session.current() is not None
+
+
+def _end(code: object) -> NoReturn:
+    if code is not None and not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit((code or 0) & 0xFF)
+
+
+def _run(task: Task) -> None:
+    """Run the code. An uncaught exception is shown without the frames of instep below it."""
     sys.argv = [task.script or str(task.module), *task.args]
     main = ModuleType("__main__")
     sys.modules["__main__"] = main

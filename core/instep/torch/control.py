@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from instep.agent.records import Header
 from instep.board import Board, deliver
-from instep.errors import InstepError
 from instep.messages import Interrupt, Message
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Control:
             try:
                 if not lifecycle.quiesce(message.incarnation, message.fault):
                     return
-            except (InstepError, OSError):
+            except Exception:  # as a plugin may raise anything; main still has to be told
                 log.exception("quiesce failed in incarnation %d; it is tried again", message.incarnation)
             self._fail_lost(gate, message.incarnation)
             if self._board.acknowledged >= message.incarnation:

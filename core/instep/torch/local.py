@@ -25,6 +25,7 @@ from instep.torch.gate import Gate
 from instep.torch.handle import Handle
 from instep.torch.ledger import Ledger
 from instep.torch.receiving import Receiving
+from instep.torch.reset import Modes
 from instep.torch.state import RankState
 from instep.torch.tape import Tape
 from instep.torch.unwind import Unwinder
@@ -86,8 +87,7 @@ class LocalRank:
         self.injections = Injections(welcome.injections, self.rank, self._birth, self.tell)
         self._uninstall = self.injections.install(lambda: self.standing.step if self._engine.running else None)
         self.gate.point = self.point
-        drill = self.config.drill
-        if drill is not None:
+        if (drill := self.config.drill) is not None:
             rng.seed_all(drill.seed * 1009 + self.rank)
             self.state.ledger = Ledger(drill.directory, self.rank)
             self.gate.observer = self.state.ledger.observe
@@ -171,12 +171,12 @@ class LocalRank:
         if handles:
             routing.unmake(self.gate, handles=handles, counter=counter)
 
-    def unwound(self, *, grad_enabled: bool) -> None:
+    def unwound(self, modes: Modes) -> None:
         """Clean up after the block was cut."""
         self.gate.body = False
         self.unwinder.reset()
         self.unmake_groups()
-        self.state.cut(grad_enabled=grad_enabled)
+        self.state.cut(modes)
 
     # ---- instep.lifecycle.Local
 

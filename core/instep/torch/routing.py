@@ -53,7 +53,21 @@ def count() -> int:
 
 def unmake(gate: Gate, *, handles: int, counter: int) -> None:
     """Destroy the handles beyond the first ``handles`` and set c10d's name counter back, so that a repeated block finds the same names."""
-    for handle in reversed(gate.handles[handles:]):
-        dist.destroy_process_group(handle)
-    c10d._world.group_count = counter
     c10d._world.pg_coalesce_state.clear()
+    for handle in reversed(gate.handles[handles:]):
+        if handle in c10d._world.pg_group_ranks:
+            dist.destroy_process_group(handle)
+        else:
+            _forget(gate, handle)
+    c10d._world.group_count = counter
+
+
+def _forget(gate: Gate, handle: Handle) -> None:
+    """Destroy a handle whose making was cut: c10d knows it in part, if at all."""
+    gate.forget(handle)
+    world = c10d._world
+    for table in (world.pg_map, world.pg_names, world.pg_backend_config, world.pg_to_tag):
+        table.pop(handle, None)
+    for groups in world.tags_to_pg.values():
+        groups[:] = [group for group in groups if group is not handle]
+    c10d._unregister_process_group(c10d.GroupName(handle.label))  # type: ignore[attr-defined]

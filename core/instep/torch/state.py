@@ -77,9 +77,9 @@ class RankState:
         for cursor in self._cursors:
             cursor.quiesce()
 
-    def cut(self, *, grad_enabled: bool) -> None:
+    def cut(self, modes: reset.Modes) -> None:
         """Clean what an interrupted step left dirty."""
-        reset.clean(self.protected.values(), grad_enabled=grad_enabled)
+        reset.clean(self.protected.values(), modes)
         if self.ledger is not None:
             self.ledger.drop()
 

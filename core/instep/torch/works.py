@@ -78,6 +78,8 @@ class FailableWork(Work):
         with self._gate.waiting(self.label, self.sequence):
             while not self.poll():
                 self._gate.check()
+                if self.incarnation < self._gate.board.current:
+                    raise self._lost()
                 if deadline is not None and time.monotonic() > deadline:
                     raise CommsError(f"{self.label}: not complete after {timeout.total_seconds()} s")
         return True
@@ -88,6 +90,8 @@ class FailableWork(Work):
             if not (self._wait_slice() if self._op.sliced else self._wait_aside()):
                 return False
         except RuntimeError as error:
+            if self.incarnation < self._gate.board.current:
+                raise self._lost() from error
             self._gate.failed(self.label, error)
         self._observe()
         return True
@@ -162,6 +166,9 @@ class FailableWork(Work):
             observers, self._observers = self._observers, []
         for observer in observers:
             observer(self.label, self.sequence, self._outputs)
+
+    def _lost(self) -> CommsError:
+        return CommsError(f"{self.label} was issued before a recovery and is lost: issue it inside the block, which runs again")
 
     def _wait_slice(self) -> bool:
         try:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from session_world import fault, play, same
+from session_world import Told, fault, play, same
 
 from instep.agent.spawner import Server
 from instep.block import as_json
@@ -31,8 +31,12 @@ save(one=one, two=two, weights=weights.tolist(), total=total.item(), rng=torch.r
 """
 
 
-def test_a_replacement_passes_finished_blocks_and_gets_their_values(tmp_path: Path, sessions: Server) -> None:
-    clean = play(TWO, tmp_path / "clean", sessions)
+@pytest.fixture(scope="module")
+def clean(sessions: Server, tmp_path_factory: pytest.TempPathFactory) -> Told:
+    return play(TWO, tmp_path_factory.mktemp("blocks") / "clean", sessions)
+
+
+def test_a_replacement_passes_finished_blocks_and_gets_their_values(clean: Told, tmp_path: Path, sessions: Server) -> None:
     faults = [fault("kill", 2, "collective", 1), fault("kill", 1, "collective", 6), fault("kill", 1, "record", 7, birth=1)]
     broken = play(TWO, tmp_path / "broken", sessions, *faults)
     same([clean, broken])
@@ -41,9 +45,8 @@ def test_a_replacement_passes_finished_blocks_and_gets_their_values(tmp_path: Pa
     assert [i.scope for i in broken.outcome.incidents] == ["in_process"] * 3
 
 
-def test_faults_when_some_ranks_have_finished_the_block(tmp_path: Path, sessions: Server) -> None:
+def test_faults_when_some_ranks_have_finished_the_block(clean: Told, tmp_path: Path, sessions: Server) -> None:
     """A rank that is done stays a donor, and runs the block's end again."""
-    clean = play(TWO, tmp_path / "clean", sessions)
     faults = [fault("raise", 0, "done", 4), fault("kill", 1, "done", 4), fault("kill", 2, "done", 8), fault("raise", 0, "done", 8, birth=0)]
     faults[3] = faults[3].model_copy(update={"id": 77})
     broken = play(TWO, tmp_path / "broken", sessions, *faults)
@@ -69,8 +72,7 @@ session._engine.tell = late
 """
 
 
-def test_a_death_between_the_two_phases_of_a_release(tmp_path: Path, sessions: Server) -> None:
-    clean = play(TWO, tmp_path / "clean", sessions)
+def test_a_death_between_the_two_phases_of_a_release(clean: Told, tmp_path: Path, sessions: Server) -> None:
     broken = play(LATE + TWO, tmp_path / "broken", sessions, fault("kill", 1, "knows", 4))
     same([clean, broken])
     assert len(broken.outcome.incidents) == 1

@@ -66,7 +66,8 @@ def test_a_rank_that_was_cut_in_the_barrier_rolls_forward(clean: object, tmp_pat
 
 
 def test_a_body_that_raises_while_it_rolls_forward(clean: object, tmp_path: Path, sessions: Server) -> None:
-    script = LOOP + CUT + "def body():\n    if rank == 0 and session.step == 2 and first_time('body'): raise ValueError('in the body')\ngo()"
+    body = "def body():\n    if rank == 0 and session.step == 2 and first_time('body'): raise ValueError('in the body')\n"
+    script = LOOP + CUT + body + "go()"
     broken = play(script, tmp_path / "run", sessions, fault("raise", 1, "after", 2))
     same([clean, broken])  # type: ignore[list-item]
     (incident,) = broken.outcome.incidents
@@ -127,7 +128,7 @@ go()
     same([seeded, broken])
     assert broken.notes[0] == ["body", "looked"]
     after = [(tmp_path / f"rank-{r}.steps.jsonl").read_text() for r in range(3)]
-    assert [[json.loads(line)["step"] for line in text.splitlines()] for text in after if text][0] == [0, 1, 2, 3, 4, 5]
+    assert [json.loads(line)["step"] for line in after[0].splitlines()] == [0, 1, 2, 3, 4, 5]
     assert after[0] == digests[0]
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from session_world import fault, play, same
+from session_world import Told, fault, play, same
 
 from instep.agent.spawner import Server
 
@@ -134,6 +134,11 @@ def test_groups_made_before_the_block(tmp_path: Path, sessions: Server) -> None:
     assert {i.scope for i in broken.outcome.incidents} == {"in_process"}
 
 
+@pytest.fixture(scope="module")
+def inside(sessions: Server, tmp_path_factory: pytest.TempPathFactory) -> Told:
+    return play(INSIDE, tmp_path_factory.mktemp("inside") / "clean", sessions, ranks=4)
+
+
 @pytest.mark.parametrize(
     "faults",
     [
@@ -143,9 +148,47 @@ def test_groups_made_before_the_block(tmp_path: Path, sessions: Server) -> None:
     ],
     ids=["between", "in-the-barrier", "behind-the-barrier"],
 )
-def test_groups_made_inside_the_block_are_made_again(faults: list[object], tmp_path: Path, sessions: Server) -> None:
-    clean = play(INSIDE, tmp_path / "clean", sessions, ranks=4)
+def test_groups_made_inside_the_block_are_made_again(inside: Told, faults: list[object], tmp_path: Path, sessions: Server) -> None:
     broken = play(INSIDE, tmp_path / "broken", sessions, *faults, ranks=4)  # type: ignore[arg-type]
-    same([clean, broken])
+    same([inside, broken])
     assert len(broken.outcome.fired) == 2
     assert {i.scope for i in broken.outcome.incidents} == {"in_process"}
+
+
+CUT = """
+import torch.distributed.distributed_c10d as c10d
+
+def cut(name):
+    real = getattr(c10d, name)
+    def once(*args, **kwargs):
+        setattr(c10d, name, real)
+        raise RuntimeError(f"cut before {name}")
+    setattr(c10d, name, once)
+
+places = ["_register_process_group", "BackendConfig", "_process_group_name"]
+
+@session.recoverable
+def train():
+    if rank == 0 and places and session.step == 1:
+        cut(places.pop())
+    group = dist.new_group([0, 1])
+    while session.step < 3:
+        total = torch.ones(1)
+        dist.all_reduce(total, group=group) if rank < 2 else None
+        dist.barrier()
+        with session.commit():
+            weights.add_(1)
+        if session.step == 1 and rank == 0 and places:
+            raise RuntimeError("again")
+
+train()
+save(weights=weights.tolist(), names=sorted(c10d._world.pg_names.values()))
+"""
+
+
+def test_a_group_whose_making_was_cut_is_made_again(tmp_path: Path, sessions: Server) -> None:
+    told = play(CUT, tmp_path, sessions, settings={"limits.same_fault": 20, "limits.recoveries_without_commit": 20})
+    assert told.outcome.code == 0, told.all_said[-4000:]
+    assert [saved["weights"] for saved in told.saved] == [[3.0] * 4] * 3
+    assert {str(saved["names"]) for saved in told.saved} == {"['0']"}
+    assert len(told.outcome.incidents[0].attempts) + len(told.outcome.incidents) >= 4

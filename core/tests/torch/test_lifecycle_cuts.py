@@ -92,7 +92,8 @@ class World:
 
 
 def plan(incarnation: int) -> Plan:
-    return Plan(incarnation=incarnation, block=0, step=3, roles=(Role.KEEP,), donors={}, book=AddressBook(incarnation=incarnation, addresses=()))
+    book = AddressBook(incarnation=incarnation, addresses=())
+    return Plan(incarnation=incarnation, block=0, step=3, roles=(Role.KEEP,), donors={}, book=book)
 
 
 def interrupted() -> World:

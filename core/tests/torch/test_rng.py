@@ -1,4 +1,5 @@
 """Random generators: captured, restored, compared."""
+# ruff: noqa: NPY002 - the generator that scripts draw from
 
 import random
 

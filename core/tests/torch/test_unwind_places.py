@@ -101,11 +101,12 @@ def tolerant_future():
     except Exception as error:
         note(type(error).__name__)
 
-LATER = [compute, sleep, take, lock, swallow, in_finally, in_exit, converted, backward, reception, shipment, gather, future, tolerant_future]
+LATER = [compute, sleep, take, lock, swallow, in_finally, in_exit, converted, backward]
+LATER += [reception, shipment, gather, future, tolerant_future]
 
 loader = DataLoader(Slow(), batch_size=2)
 session.protect(weights=weights, loader=loader)
-took = {}
+session._engine.unwinder.patience = lambda: 0.15
 
 def train():
     for batch in loader:
@@ -135,7 +136,12 @@ save(weights=weights.tolist())
 
 def test_every_place_is_left_soon_and_the_step_is_repeated(tmp_path: Path, sessions: Server) -> None:
     settings = {"limits.recoveries_without_commit": 40, "limits.same_fault": 40}
-    clean = play(PLACES.replace("session.recoverable(train)()", "first_time = lambda name: False\nsession.recoverable(train)()"), tmp_path / "clean", sessions, prologue="")
+    clean = play(
+        PLACES.replace("session.recoverable(train)()", "first_time = lambda name: False\nsession.recoverable(train)()"),
+        tmp_path / "clean",
+        sessions,
+        prologue="",
+    )
     assert clean.outcome.code == 0, clean.all_said[-3000:]
     faults = [fault("kill", 1, "die", step, birth=None) for step in range(14)] + [fault("kill", 1, "die", 16, birth=None)]
     told = play(PLACES, tmp_path / "run", sessions, *faults, settings=settings, prologue="")
