@@ -37,6 +37,7 @@ bench: $(READY)  ## run every benchmark
 	$(BIN)/python benchmarks/recovery_time.py $(ARGS)
 	$(BIN)/python benchmarks/comm_init.py $(ARGS)
 	$(BIN)/python benchmarks/healthy_overhead.py $(ARGS)
+	$(BIN)/python benchmarks/loader.py $(ARGS)
 
 stress: $(READY)  ## random faults for MINUTES, seeds printed
 	$(BIN)/python -m tests.recovery.stress --minutes $(MINUTES) $(ARGS)

@@ -12,6 +12,7 @@ from instep.agent.records import State
 from instep.commit import barrier
 from instep.engine import BlockEnd
 from instep.errors import CommsError, Interrupted, UsageError
+from instep.injection import InjectedFault
 from instep.messages import Closed, Done, Joined
 from instep.model import Json
 from instep.torch.unwind import guarded
@@ -125,7 +126,7 @@ class Blocks:
         comms = isinstance(error, CommsError) or s.gate.broken
         if s.board.revoked or (comms and s.board.noticed_within(_NOTICE)):
             return
-        log.error("rank %d raised in step %d", s.rank, s.step, exc_info=error)
+        log.error("rank %d raised in step %d: %s", s.rank, s.step, error, exc_info=None if isinstance(error, InjectedFault) else error)
         s.lifecycle.report(error, step=s.step, detail=_where(error), kind="comms" if comms else "exception")
         error.__traceback__ = None
 

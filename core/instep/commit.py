@@ -113,8 +113,10 @@ class Commit:
         if self._rolling:
             self._rolling = False
             raise Interrupted("rolled forward")
-        s.end_at_limit()
         s.gate.check()
+        if s.board.current == 0 and s.step == s.start + 1 and s.world_size > 1:
+            s.state.agree_on_moved(s.local.comms.gather)
+        s.end_at_limit()
         s.point("step")
 
     def _allowed(self) -> None:

@@ -28,7 +28,8 @@ class BlockEnd(BaseException):
 class Engine:
     """One rank between its set-up and its end.
 
-    ``running``: a block is running; ``entered``: one was entered; ``first_commit``: the next commit is the first after a join.
+    ``running``: a block is running; ``entered``: one was entered; ``first_commit``: the next commit is the first after a join; ``start``: the
+    step that the script began with.
     """
 
     def __init__(self, local: LocalRank) -> None:
@@ -36,6 +37,7 @@ class Engine:
         self.clock: Callable[[], float] = time.monotonic
         self.running = self.entered = self.first_commit = False
         self._modes = Modes.capture()
+        self.start = local.standing.step
         local.join(self)
 
     @property
@@ -107,6 +109,8 @@ class Engine:
             self.local.agree()
             self.entered = self.first_commit = True
         self.gate.recording = False
+        if self.state.ledger is not None:
+            self.state.ledger.drop()
         with self.unwinder.library():
             self.state.private.write(self.step)
         self.local.mark_groups()

@@ -64,7 +64,7 @@ class Incident:
 
     def report(self) -> IncidentReport:
         """The incident as it stands; what never happened is ``None``."""
-        verified = [r for r in self._receipts if r.phase == "verify"]
+        proven = {r.rank for r in self._receipts if r.phase == "verify" and r.verified}
         step = self.committed if self.step is None else self.step
         return IncidentReport(
             incident=self.number,
@@ -77,7 +77,7 @@ class Incident:
             seconds_to_resume=self._since(self._joined),
             seconds_to_step=self._since(self._commits),
             bytes_moved=sum(r.bytes for r in self._receipts),
-            verified=bool(verified) and all(r.verified for r in verified),
+            verified=bool(proven) and proven == {r.rank for r in self._receipts},
         )
 
     def _since(self, times: dict[int, float]) -> float | None:

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import xxhash
+
 from instep.errors import UsageError
 from instep.model import Json, Plan
 from instep.torch import reset
 from instep.torch.ledger import Ledger
 from instep.torch.private import Private
 from instep.torch.shared import Shared
+from instep.torch.tape import raw
 
 if TYPE_CHECKING:
     from instep.torch.loaders import Cursor
@@ -56,6 +59,18 @@ class RankState:
         """Buffers that a commit body changed are shared from now on."""
         for name, tensor in self.private.buffers.moved():
             self.shared.adopt_buffer(name, tensor)
+
+    def agree_on_moved(self, gather: Callable[[bytes], Sequence[bytes]]) -> None:
+        """After the first commit: buffers that its body changed must be equal on all ranks, or no rank could replace another one's."""
+        moved = self.shared.adopted
+        digest = xxhash.xxh3_64("".join(moved).encode())
+        for tensor in moved.values():
+            digest.update(raw(tensor))
+        if len(set(gather(digest.digest()))) > 1:
+            raise UsageError(
+                f"the first commit changed buffers that differ between ranks ({', '.join(moved) or 'none on this rank'}): state that "
+                "changes in a commit is shared. Average parameters alone (AveragedModel(nn.ParameterList(model.parameters()))), or use SyncBatchNorm"
+            )
 
     def notes(self) -> dict[str, Json]:
         """What peers must know of this rank's state: buffers that turned out to be shared."""
