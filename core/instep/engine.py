@@ -28,8 +28,8 @@ class BlockEnd(BaseException):
 class Engine:
     """One rank between its set-up and its end.
 
-    ``running``: a block is running; ``entered``: one was entered; ``first_commit``: the next commit is the first after a join; ``start``: the
-    step that the script began with.
+    ``running``: a block is running; ``entered``: one was entered; ``first_commit``: the next commit is the first after a join;
+    ``start``: the step that the script began with.
     """
 
     def __init__(self, local: LocalRank) -> None:

@@ -69,7 +69,8 @@ class RankState:
         if len(set(gather(digest.digest()))) > 1:
             raise UsageError(
                 f"the first commit changed buffers that differ between ranks ({', '.join(moved) or 'none on this rank'}): state that "
-                "changes in a commit is shared. Average parameters alone (AveragedModel(nn.ParameterList(model.parameters()))), or use SyncBatchNorm"
+                "changes in a commit is shared. Average parameters alone ("
+                "AveragedModel(nn.ParameterList(model.parameters()))), or use SyncBatchNorm"
             )
 
     def notes(self) -> dict[str, Json]:
