@@ -7,7 +7,7 @@ import os
 import random
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 import instep
 from instep.testing import point
 
+if TYPE_CHECKING:
+    from instep.plain import PlainSession
+
 Batch = tuple[Tensor, Tensor]
 
 
@@ -33,7 +36,7 @@ class Midway(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
         point("mid_backward")
         return gradient
 
@@ -63,7 +66,7 @@ class Network(nn.Module):
         for index, block in enumerate(self.blocks):
             x = block(x)
             if index == 2:
-                x = Midway.apply(x)
+                x = Midway.apply(x)  # type: ignore[no-untyped-call]
         result: Tensor = self.last(x)
         return result
 
@@ -149,7 +152,7 @@ def agreed_salt(rank: int, world_size: int) -> int:
 class Training:
     """All objects of the job, and what is done with them in a step."""
 
-    def __init__(self, args: argparse.Namespace, session: "instep.Session") -> None:
+    def __init__(self, args: argparse.Namespace, session: "instep.Session | PlainSession") -> None:
         self.args, self.session = args, session
         self.salt = agreed_salt(session.rank, session.world_size)
         samples, held_out = Samples(16 * session.world_size * 5), Samples(8 * session.world_size)
@@ -210,7 +213,7 @@ class Training:
             "salt": self.salt,
             **{name: digest(obj if isinstance(obj, dict) else obj.state_dict()) for name, obj in self.shared().items()},
             "torch": digest(torch.get_rng_state()),
-            "numpy": digest(np.random.get_state()[1].tolist()),  # type: ignore[union-attr,index]  # noqa: NPY002
+            "numpy": digest(np.random.get_state()[1].tolist()),  # type: ignore[index]  # noqa: NPY002
             "python": digest(random.getstate()),
             "epoch": self.loader.epoch,  # type: ignore[attr-defined]
             "training": self.model.training,

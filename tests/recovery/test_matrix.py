@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.recovery.harness import BEFORE_BARRIER, BEHIND_BARRIER, KINDS, Fault, Jobs, Shape
+from tests.recovery.harness import BEFORE_BARRIER, BEHIND_BARRIER, KINDS, Fault, Jobs, Kind, Shape
 
 STEPS = 12
 LATER = (5, 8)
@@ -38,7 +38,7 @@ def rows(ranks: int, *, workers: int, seed: int) -> Iterator[list[Fault]]:
         yield row
 
 
-def _shuffled(draw: random.Random, points: tuple[str, ...]) -> list[tuple[str, str]]:
+def _shuffled(draw: random.Random, points: tuple[str, ...]) -> list[tuple[Kind, str]]:
     cases = [(kind, point) for kind in KINDS for point in points]
     draw.shuffle(cases)
     return cases

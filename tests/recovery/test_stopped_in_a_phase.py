@@ -4,6 +4,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
 @pytest.mark.parametrize(("target", "phase"), list(itertools.product(("agent", "forkserver"), PHASES)))
 def test_nothing_but_time_is_lost(jobs: Jobs, tmp_path: Path, target: str, phase: str) -> None:
     flag = tmp_path / "flag"
-    settings = {"plugins.freezer": {"phase": phase, "target": target, "flag": str(flag)}}
+    settings: dict[str, Any] = {"plugins.freezer": {"phase": phase, "target": target, "flag": str(flag)}}
     run = jobs.check(SHAPE, [Fault("kill", 1, "mid_backward", step=4)], **settings)
 
     assert flag.read_text() == phase

@@ -2,7 +2,7 @@
 
 import json
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def play(
     server: Server,
     *faults: Injection,
     ranks: int = 3,
-    settings: dict[str, object] | None = None,
+    settings: Mapping[str, object] | None = None,
     on_event: Callable[[Event | Action], None] | None = None,
     max_restarts: int = 0,
     prologue: str = PROLOGUE,
@@ -95,7 +95,7 @@ def play(
 
 def fault(kind: str, rank: int, point: str, step: int | None = None, *, birth: int | None = 0) -> Injection:
     """A fault placed at a point; only in the first birth unless told otherwise."""
-    return Injection(id=100 * rank + (step or 0), rank=rank, kind=kind, step=step, point=point, birth=birth)  # type: ignore[arg-type]
+    return Injection(id=100 * rank + (step or 0), rank=rank, kind=kind, step=step, point=point, birth=birth)
 
 
 def same(told: Sequence[Told]) -> None:

@@ -79,7 +79,7 @@ def test_answers_of_the_agent_are_kept_by_key_and_block() -> None:
     assert 0 in board.released
     assert 1 not in board.closing
     with pytest.raises(InstepError, match="different versions"):
-        deliver(board, Hello())
+        deliver(board, Hello())  # type: ignore[arg-type]
 
 
 class Hello:

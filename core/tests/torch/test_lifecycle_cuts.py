@@ -6,7 +6,7 @@ import pytest
 
 from instep.board import Board, deliver
 from instep.errors import CommsError, InstepError, Interrupted, UsageError
-from instep.hooks import CommsRequest, Interruption, Plugin, Recovery, hookimpl
+from instep.hooks import CommsRequest, Communicator, Interruption, Plugin, Recovery, hookimpl
 from instep.lifecycle import Lifecycle
 from instep.messages import Faulted, Joined, Message, Planned, Voted
 from instep.model import Address, AddressBook, Fault, Plan, Receipt, Role, Status, Vote
@@ -32,7 +32,7 @@ class World:
                 world.call("quiesce")
 
             @hookimpl
-            def reinit_comms(self, request: CommsRequest) -> Sequence[object]:
+            def reinit_comms(self, request: CommsRequest) -> Sequence[Communicator]:
                 world.call("reinit_comms")
                 return []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from session_world import PROLOGUE, play
-from torch._C._distributed_c10d import Work
+from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.futures import Future
 
 from instep.agent import records
@@ -187,14 +187,14 @@ class Group0:
 
 class Communicator:
     def __init__(self, group: object) -> None:
-        self.group = group
+        self.group: ProcessGroup = group  # type: ignore[assignment]
 
     def abandon(self) -> Callable[[], bool]:
         return lambda: True
 
 
 def broken_handle(gate: Gate, error: str) -> Handle:
-    gate.connect = lambda handle: Communicator(Group0(error))  # type: ignore[assignment,return-value]
+    gate.connect = lambda handle: Communicator(Group0(error))
     return Handle(gate, Group(name="0", ranks=(0, 1), backend="gloo"), 0)
 
 
