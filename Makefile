@@ -27,7 +27,7 @@ $(READY): pyproject.toml $(PROJECTS) Makefile
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,dev]' $(PROJECTS:%/pyproject.toml=-e %)
 	@touch $(READY)
 
-demo: $(READY)  ## train a small GPT on 4 ranks through three faults, and compare with a run without any
+demo: $(READY)  ## train a small GPT on 4 ranks through four faults, and compare with a run without any
 	$(BIN)/python examples/demo.py $(ARGS)
 
 test: $(READY)  ## run the tests (ARGS='-k plan' for some of them, ARGS='-m full' for the whole fault matrix)

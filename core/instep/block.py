@@ -33,6 +33,7 @@ class Blocks:
     def __init__(self, engine: "Engine", commit: "Commit") -> None:
         self._engine, self._commit = engine, commit
         self._opaque: str | None = None
+        self._began = 0
 
     def decorate(self, function: Callable[P, R]) -> Callable[P, R]:
         """The recoverable version of a function. Raises ``UsageError`` for kinds that cannot be run again."""
@@ -67,6 +68,7 @@ class Blocks:
         if self._opaque is not None:
             raise UsageError(f"a block that another one follows must return a value that JSON can hold, for replacements; {self._opaque}")
         self._enter()
+        self._began = s.step
         while True:
             try:
                 value = self._once(call)
@@ -109,6 +111,8 @@ class Blocks:
         """Two phases: all done, all acknowledged that they know; until then this rank stays a donor."""
         s = self._engine
         s.standing.at(State.DONE)
+        if s.step == self._began:
+            log.warning("block %s ended without a commit: nothing in it was protected (step %d)", name, s.step)
         if not barrier(s, done=True):
             raise Interrupted("cut in the barrier at the end of the block")
         block, board = s.standing.block, s.board

@@ -7,6 +7,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from instep.agent.channel import Environment
 from instep.block import check_kind
@@ -29,8 +30,12 @@ class PlainSession:
         self.rank, self.world_size, self.local_rank = environment.rank, environment.world_size, environment.local_rank
         self.step = step
         self._inside = self._running = False
-        if self.world_size > 1 and not dist.is_initialized():
-            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        if not dist.is_initialized():
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            if self.world_size > 1:
+                dist.init_process_group(backend)
+            else:
+                dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
 
     @property
     def device(self) -> torch.device:

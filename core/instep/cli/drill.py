@@ -185,6 +185,11 @@ def _lines(verdict: drill.Verdict, outcome: Outcome) -> list[str]:
         lines.append(f"NOT equal: the first difference is {at.name!r} of rank {at.rank} at step {at.step}")
         if not verdict.deterministic:
             lines.append("but two runs without faults differ as well: the script is not deterministic (an unseeded draw, a clock, a race?)")
+        else:
+            lines.append(
+                "two runs without faults are equal, so the script is deterministic: some state that the loop changes is not protected,"
+            )
+            lines.append("or changes outside of commits (an optimizer, a schedule, a counter, a generator of its own?)")
     elif verdict.ok:
         lines.append("bitwise equal")
     elif not outcome.code:

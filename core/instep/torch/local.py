@@ -59,6 +59,7 @@ class LocalRank:
         self.standing.at(State.SETUP)
         self.state = RankState(channel.record)
         self.gate = Gate(self.board, header, Tape(channel.setup), loopback=fresh)
+        self.state.watch(self.gate)
         self.control = Control(self.board, header)
         self._link = Link(channel.control)
         self._link.start(self.control.on_message, self.control.on_beat)
@@ -102,6 +103,7 @@ class LocalRank:
         self.control.close()
         self.unwinder.close()
         self._uninstall()
+        self.state.close()
         self.gate.close()
         for plugin, close in self.plugins.each("close"):
             try:
@@ -152,8 +154,6 @@ class LocalRank:
                 except Exception:
                     log.exception("plugin %s: committed failed", plugin)
 
-    # ---- blocks
-
     def agree(self) -> None:
         """Before the first block: fix layouts, and prove that all ranks start from equal shared state."""
         self.state.complete()
@@ -177,8 +177,6 @@ class LocalRank:
         self.unwinder.reset()
         self.unmake_groups()
         self.state.cut(modes)
-
-    # ---- instep.lifecycle.Local
 
     def settle(self) -> None:
         """Lay communicators to rest and drop live iterators."""

@@ -8,6 +8,8 @@ import xxhash
 from instep.errors import UsageError
 from instep.model import Json, Plan
 from instep.torch import reset
+from instep.torch.forgotten import Forgotten
+from instep.torch.gate import Gate
 from instep.torch.ledger import Ledger
 from instep.torch.private import Private
 from instep.torch.shared import Shared
@@ -27,6 +29,7 @@ class RankState:
         self.protected: dict[str, object] = {}
         self.private, self.shared = Private(record), Shared()
         self.ledger: Ledger | None = None
+        self._forgotten: Forgotten | None = None
         self._cursors: list[Cursor] = []
         self.shared.census.start()
 
@@ -35,11 +38,23 @@ class RankState:
         self.private.add_cursor(name, cursor)
         self._cursors.append(cursor)
 
+    def watch(self, gate: Gate) -> None:
+        """Look out for state that the script forgets to protect."""
+        self._forgotten = Forgotten(gate, self.protected)
+
+    def close(self) -> None:
+        """Look out no longer."""
+        if self._forgotten is not None:
+            self._forgotten.close()
+
     def complete(self) -> None:
         """Everything is protected: check coverage, fix layouts. Does nothing the second time."""
-        if not self.private.frozen:
-            self.shared.check_coverage()
-            self.private.freeze()
+        if self.private.frozen:
+            return
+        self.shared.check_coverage()
+        self.private.freeze()
+        if self._forgotten is not None:
+            self._forgotten.complete()
 
     def agree(self, gather: Callable[[bytes], Sequence[bytes]]) -> None:
         """Prove that all ranks start from equal shared state. Raises ``UsageError`` naming the first difference."""
