@@ -60,6 +60,9 @@ class Blocks:
         except (UsageError, SystemExit) as error:
             s.fatal(error)
             raise
+        except BaseException:
+            s.cut = True
+            raise
         finally:
             s.running = False
 

@@ -29,13 +29,14 @@ class Engine:
     """One rank between its set-up and its end.
 
     ``running``: a block is running; ``entered``: one was entered; ``first_commit``: the next commit is the first after a join;
-    ``start``: the step that the script began with.
+    ``start``: the step that the script began with;
+    ``cut``: the block was left by an exception such as KeyboardInterrupt, which is a death in the block.
     """
 
     def __init__(self, local: LocalRank) -> None:
         self.local = local
         self.clock: Callable[[], float] = time.monotonic
-        self.running = self.entered = self.first_commit = False
+        self.running = self.entered = self.first_commit = self.cut = False
         self._modes = Modes.capture()
         self.start = local.standing.step
         local.join(self)

@@ -113,7 +113,8 @@ class Session:
         """Leave the job; runs at exit by itself."""
         if not self._closed:
             self._closed = True
-            self._engine.standing.at(State.ENDED)
+            if not self._engine.cut:
+                self._engine.standing.at(State.ENDED)
             self._engine.local.close()
 
     def plugin(self, name: str) -> Plugin | None:

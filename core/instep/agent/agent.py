@@ -208,11 +208,12 @@ class _Agent:
 
     def _signals(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._loop.add_signal_handler(signal.SIGTERM, self._terminated)
+            self._loop.add_signal_handler(signal.SIGTERM, self._terminated, signal.SIGTERM)
+            self._loop.add_signal_handler(signal.SIGHUP, self._terminated, signal.SIGHUP)
             self._loop.add_signal_handler(signal.SIGINT, self._interrupted)
 
-    def _terminated(self) -> None:
-        self._stop(143, "ended by SIGTERM", signal.SIGTERM, self._launch.config.deadlines.shutdown)
+    def _terminated(self, signum: signal.Signals) -> None:
+        self._stop(128 + signum, f"ended by {signum.name}", signal.SIGTERM, self._launch.config.deadlines.shutdown)
 
     def _interrupted(self) -> None:
         self._interrupts += 1

@@ -6,7 +6,7 @@ FREE_RESTARTS = 3
 
 
 class Breaker:
-    """Counts recoveries that led nowhere, and faults that look alike."""
+    """Counts recoveries that led nowhere, and faults that look alike; several in one recovery are one that looks alike."""
 
     def __init__(self, *, recoveries: int, same: int) -> None:
         """Trip after ``recoveries`` without a newly committed step, or at the ``same``-th equal signature in a row."""
@@ -15,19 +15,25 @@ class Breaker:
         self._newest = -1
         self._signature = ""
         self._streak = 0
+        self._in_step = True
+
+    def in_step(self) -> None:
+        """All ranks are in step again: the next fault that looks like the last one did come back."""
+        self._in_step = True
 
     def fault(self, fault: Fault, step: int) -> str | None:
         """Count a fault that opens an attempt when all ranks have committed ``step`` steps; why to stop, or ``None``."""
         if step > self._newest:
             self._newest, self._count, self._signature = step, 0, ""
         self._count += 1
-        self._streak = self._streak + 1 if fault.signature and fault.signature == self._signature else 1
-        self._signature = fault.signature
+        again = bool(fault.signature) and fault.signature == self._signature
+        self._streak = self._streak + self._in_step if again else 1
+        self._signature, self._in_step = fault.signature, False
         ranks = ", ".join(map(str, fault.ranks)) or "(unknown)"
         if self._streak >= self._same:
             return (
                 f"the same fault happened {self._streak} times in a row on rank {ranks} at step {step}: {fault.detail}. "
-                "This is a bug that comes back, not an accident; correct it (its traceback is in the log of that rank) and start again"
+                "This is a bug that comes back, not an accident; correct it (what it printed is in the log of that rank) and start again"
             )
         if self._count > self._recoveries:
             return (

@@ -100,6 +100,7 @@ def joined(job: Job, member: Member, message: Joined) -> None:
         return
     member.joined, member.in_step = True, message.incarnation
     if job.incident is not None and job.incident.joined(member.rank, message):
+        job.life.breaker.in_step()
         job.log(f"incident {job.incident.number}: all ranks are in step at step {message.step}")
     if not job.life.live and all(m.joined for m in job.members):
         job.life.live = True

@@ -50,6 +50,8 @@ class Control:
         """Show life, and a fingerprint of main's present instruction."""
         self._beats += 1
         self._header.put("beat", self._beats)
+        if self._watched is not None:
+            self._watched[2].show_waiting()
         frame = sys._current_frames().get(self._main or 0)
         if frame is not None:
             self._header.put("frame", hash((id(frame.f_code), frame.f_lasti)) & 0x7FFFFFFFFFFFFFFF)

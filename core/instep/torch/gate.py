@@ -48,7 +48,7 @@ class Gate:
         self.proxies: set[FailableWork] = set()
         self.body = False
         self.recording = False
-        self.broken = False
+        self.broken = self._waits = False
         self.observer: Callable[[str, int, Sequence[Tensor]], None] | None = None
         self.point: Callable[[str], None] = lambda _name: None
         self._open: deque[FailableWork] = deque()
@@ -129,10 +129,21 @@ class Gate:
         self.header.operation(label)
         self.header.put("sequence", sequence)
         self.header.put("waiting", 1)
+        self._waits = True
         try:
             yield
         finally:
+            self._waits = False
             self.header.put("waiting", 0)
+
+    def show_waiting(self) -> None:
+        """At each beat: main may wait in C++ for a future that peers have to complete, as DDP's reducer does."""
+        pending = next(iter(self.proxies.copy()), None)
+        if pending is not None and not self._waits:
+            self.header.operation(pending.label)
+            self.header.put("sequence", pending.sequence)
+        # Main may have begun or ended to wait meanwhile; the next beat sets that right.
+        self.header.put("waiting", int(self._waits or pending is not None))
 
     def stale(self, incarnation: int) -> list[FailableWork]:
         """Futures of incarnations before ``incarnation`` that nobody has completed yet."""

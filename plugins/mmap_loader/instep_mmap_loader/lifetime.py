@@ -1,0 +1,41 @@
+"""When a loader's cache is given back: with the loader, at a clean end of the process, or by the plugin."""
+
+import atexit
+import sys
+import weakref
+from typing import TYPE_CHECKING
+
+from instep_mmap_loader.cache import Cache
+
+if TYPE_CHECKING:
+    from instep_mmap_loader.loader import MmapLoader
+
+
+def close_with(loader: "MmapLoader", cache: Cache) -> "weakref.finalize[[Cache], MmapLoader]":
+    """Close the cache when the loader is forgotten, or when the process ends well.
+
+    After an uncaught exception the batches stay for the next start, until the producer's patience ends.
+    """
+    finalizer = weakref.finalize(loader, _leave, cache)
+    finalizer.atexit = False
+    atexit.register(_at_exit, weakref.ref(loader))
+    return finalizer
+
+
+def enlist(loader: "MmapLoader") -> None:
+    """Let the plugin, if it is enabled, tell this loader of commits."""
+    module = sys.modules.get("instep.session")
+    session = module.current() if module is not None else None
+    plugin = session.plugin("mmap_loader") if session is not None else None
+    if plugin is not None:
+        plugin.enlist(loader)
+
+
+def _leave(cache: Cache) -> None:
+    cache.close(remove=True)
+
+
+def _at_exit(reference: "weakref.ref[MmapLoader]") -> None:
+    loader = reference()
+    if loader is not None and not hasattr(sys, "last_value"):
+        loader.close()
