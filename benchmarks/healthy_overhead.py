@@ -38,10 +38,8 @@ def worker(args: argparse.Namespace) -> None:
     session.protect(**step.protected, **{f"plain_{k}": v for k, v in plain_step.protected.items()})
     flag = torch.zeros(1)
 
-    @session.recoverable
     def protected() -> None:
-        target = session.step - session.step % args.steps + args.steps
-        while session.step < target:
+        for _ in range(args.steps):
             step()
             with session.commit():
                 optimizer.step()
@@ -56,7 +54,12 @@ def worker(args: argparse.Namespace) -> None:
             plain_optimizer.zero_grad()
 
     ways: dict[str, Callable[[], object]] = {"instep": protected, "bare": lambda: plain(bare=True), "plain": lambda: plain(bare=False)}
-    rounds = [{way: _timed(ways[way], args.steps, stock) for way in WAYS} for _ in range(args.rounds + 1)][1:]
+
+    @session.recoverable
+    def alternate() -> list[dict[str, float]]:
+        return [{way: _timed(ways[way], args.steps, stock) for way in WAYS} for _ in range(args.rounds + 1)][1:]
+
+    rounds = alternate()
     if session.rank == 0:
         (args.directory / "rounds.json").write_text(json.dumps(rounds))
 
@@ -150,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--params", default="small")
-    parser.add_argument("--steps", type=int, default=50, help="steps in a block")
+    parser.add_argument("--steps", type=int, default=50, help="steps of one way before the next has its turn")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", type=Path, dest="directory", help=argparse.SUPPRESS)

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed import AllreduceOptions, ReduceOp
+from torch.distributed import AllreduceOptions
 
 from instep.agent.records import State
 from instep.errors import Interrupted, UsageError
@@ -19,7 +19,9 @@ from instep.torch.ops import OPS
 if TYPE_CHECKING:
     from instep.engine import Engine
 
-_WRAP = 127
+_WRAP = 63
+_SQUARE = 28
+"""Bits below the sum of squares: room for the codes of two million ranks."""
 
 
 class Commit:
@@ -142,18 +144,19 @@ class Commit:
 
 
 def barrier(engine: "Engine", *, done: bool) -> bool:
-    """Pass a 4-byte barrier with all ranks that also compares the step; false when a fault cut it.
+    """Pass a one-word barrier with all ranks that also compares the step; false when a fault cut it.
+
+    One element, since gloo's ring sends it around once only. The word holds a code of the step and its square: their sums over the
+    ranks tell whether all codes are equal (Cauchy-Schwarz).
 
     Raises ``UsageError`` on every rank when some commit while others are ``done`` with the block, or are at another step.
     """
     if engine.world_size == 1:
         return True
-    code = engine.step % _WRAP
-    word = torch.tensor([code, -code, int(done), -int(done)], dtype=torch.int8)
-    options = AllreduceOptions()
-    options.reduceOp = ReduceOp.MAX  # type: ignore[assignment]
+    code = 2 * (engine.step % _WRAP) + done
+    word = torch.tensor([code + (code * code << _SQUARE)])
     try:
-        work = engine.gate.forward(engine.local.world, OPS["allreduce"], ([word], options), {}, [word], observe=False)
+        work = engine.gate.forward(engine.local.world, OPS["allreduce"], ([word], AllreduceOptions()), {}, [word], observe=False)
         engine.point("barrier")
         if not work.poll():
             with engine.gate.waiting(f"{'end of block' if done else 'commit'} barrier", engine.step):
@@ -162,8 +165,8 @@ def barrier(engine: "Engine", *, done: bool) -> bool:
                         return False
     except Interrupted:
         return False
-    step, minus_step, all_done, minus_done = word.tolist()
-    if step != -minus_step or all_done != -minus_done:
+    squares, codes = divmod(int(word.item()), 1 << _SQUARE)
+    if engine.world_size * squares != codes * codes:
         raise _uneven(engine, done=done)
     return True
 
