@@ -18,9 +18,6 @@ from instep.torch import rng
 from instep.torch.buffers import Buffers
 
 _SPARE = 64 * 1024
-_THOROUGH = 16
-_EMPTY = 4
-"""Bytes of the length of a part that was left out."""
 _HEAD = struct.Struct("<III")
 
 
@@ -56,7 +53,7 @@ class Private:
         self._buffers = Buffers({})
         self._slots: Slots | None = None
         self._rng = b""
-        self._looks = 0
+        self._numpy = rng.NumpyState()
 
     def add_module(self, name: str, module: nn.Module) -> None:
         """Buffers and training flags of a module."""
@@ -104,11 +101,8 @@ class Private:
         return self._buffers
 
     def drew(self) -> bool:
-        """Whether a random generator moved since the last ``write``; numpy's is looked at in the first commits only."""
-        self._looks += 1
-        thorough = self._looks <= _THOROUGH
-        now = rng.capture(but_numpy=not thorough)
-        return now != self._rng if thorough else now[:-_EMPTY] != self._rng[: len(now) - _EMPTY]
+        """Whether a random generator moved since the last ``write``."""
+        return rng.capture(self._numpy) != self._rng
 
     def digests(self) -> dict[str, str]:
         """A digest for each piece of private state, by name."""
@@ -121,7 +115,7 @@ class Private:
         return out
 
     def _meta(self) -> bytes:
-        self._rng = rng.capture()
+        self._rng = rng.capture(self._numpy)
         flags = self._training()
         tree = codec.encode(
             {
