@@ -1,5 +1,7 @@
 """When to stop trying: the circuit breaker for recoveries, and the budget of whole-job restarts."""
 
+from collections import Counter
+
 from instep.model import Fault
 
 FREE_RESTARTS = 3
@@ -9,12 +11,11 @@ class Breaker:
     """Counts recoveries that led nowhere, and faults that look alike; several in one recovery are one that looks alike."""
 
     def __init__(self, *, recoveries: int, same: int) -> None:
-        """Trip after ``recoveries`` without a newly committed step, or at the ``same``-th equal signature in a row."""
+        """Trip after ``recoveries`` without a newly committed step, or at the ``same``-th fault that looks the same."""
         self._recoveries, self._same = recoveries, same
         self._count = 0
         self._newest = -1
-        self._signature = ""
-        self._streak = 0
+        self._seen: Counter[str] = Counter()
         self._in_step = True
 
     def in_step(self) -> None:
@@ -24,15 +25,18 @@ class Breaker:
     def fault(self, fault: Fault, step: int) -> str | None:
         """Count a fault that opens an attempt when all ranks have committed ``step`` steps; why to stop, or ``None``."""
         if step > self._newest:
-            self._newest, self._count, self._signature = step, 0, ""
+            self._newest, self._count = step, 0
+            self._seen.clear()
         self._count += 1
-        again = bool(fault.signature) and fault.signature == self._signature
-        self._streak = self._streak + self._in_step if again else 1
-        self._signature, self._in_step = fault.signature, False
+        # A bug that all ranks have may be raised by another one first each time: its text tells.
+        looks = {look for look in (fault.signature, f"{fault.kind}: {fault.detail}") if fault.signature}
+        self._seen.update(look for look in looks if self._in_step or look not in self._seen)
+        self._in_step = False
+        times = max((self._seen[look] for look in looks), default=0)
         ranks = ", ".join(map(str, fault.ranks)) or "(unknown)"
-        if self._streak >= self._same:
+        if times >= self._same:
             return (
-                f"the same fault happened {self._streak} times in a row on rank {ranks} at step {step}: {fault.detail}. "
+                f"the same fault happened {times} times on rank {ranks} at step {step}: {fault.detail}. "
                 "This is a bug that comes back, not an accident; correct it (what it printed is in the log of that rank) and start again"
             )
         if self._count > self._recoveries:

@@ -103,7 +103,7 @@ def test_all_ranks_waiting_ends_with_the_table(server: Server) -> None:
 def test_a_fault_that_comes_back_trips_the_breaker(server: Server) -> None:
     story = play(launch(FAKE, "60", "RAISE@0@5", nproc=1), server)
     assert story.outcome.code == 70
-    assert "3 times in a row on rank 0 at step 5: boom" in story.outcome.message
+    assert "3 times on rank 0 at step 5: boom" in story.outcome.message
 
 
 def test_a_death_outside_of_a_block_ends_with_the_scripts_code(server: Server) -> None:
