@@ -20,7 +20,7 @@ class Value(BaseModel):
 class Fault(Value):
     """Something that went wrong on one or more ranks; opens an incident.
 
-    ``signature`` is equal for faults that look alike (rank, exception type, step): three in a row stop the job.
+    ``signature`` is equal for faults that look alike (rank, exception type, step): three without a committed step stop the job.
     ``at`` is a monotonic time in seconds: of the injection if known, else of the first evidence.
     """
 
