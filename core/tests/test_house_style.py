@@ -14,7 +14,6 @@ READ_IN_ONE_GO = {"core/instep/hooks.py": 300}
 WORKER = {"block.py", "commit.py", "engine.py", "plain.py", "session.py"}
 """The worker's half of the core: imported by ``instep.init`` alone."""
 MAX_FILE, MAX_FUNCTION, MAX_PLUGIN = 250, 40, 120
-FORBIDDEN_TEXT = re.compile(r"/work/|/tmp/v\b|\bissue \d+\b|files\.pythonhosted|pypi\.org|download\.pytorch")
 
 
 def ident(path: Path) -> str:
@@ -53,7 +52,6 @@ def test_a_file_is_small_documented_and_speaks_of_itself(path: Path) -> None:
         assert doc.split("\n\n", maxsplit=1)[0].rstrip().endswith((".", ":", "::")), "the first paragraph of the docstring is no sentence"
     long = [f"{f.name} {f.end_lineno - f.lineno + 1}" for f in functions(tree) if f.end_lineno and f.end_lineno - f.lineno >= MAX_FUNCTION]
     assert not long, f"functions above {MAX_FUNCTION} lines: {long}"
-    assert not FORBIDDEN_TEXT.findall(text)
 
 
 def needs_no_torch(path: Path) -> bool:
