@@ -1,4 +1,4 @@
-"""The rules of the house that no linter knows: sizes of files and functions, where torch is imported, and what text may speak of."""
+"""The rules of the house that no linter knows: sizes of files and functions, and where torch is imported."""
 
 import ast
 import re
