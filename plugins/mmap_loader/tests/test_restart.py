@@ -91,7 +91,7 @@ def test_nobody_comes_back(tmp_path: Path) -> None:
     wait_for(lambda: not _members(group), seconds=2, what="the end of all its processes")
 
 
-@FULL  # failed once in three whole runs, cause not found: the next start had not reclaimed the folder within a second
+@FULL  # failed in one of two whole runs, cause not found: the next start had not reclaimed the folder within a second
 def test_what_a_kill_of_everything_leaves_is_reclaimed(make: Make, tmp_path: Path) -> None:
     trainers = Trainers(tmp_path, "samples", die=[3], with_producer=True)
     assert trainers.run() == -signal.SIGKILL
