@@ -78,6 +78,8 @@ class Connecting(threading.Thread):
         made: list[GlooCommunicator] = []
         try:
             made = self._connect()
+        except CommsError as error:
+            self._error = error
         except RuntimeError as error:
             self._error = self._explain(error)
         finally:
@@ -109,6 +111,7 @@ class Connecting(threading.Thread):
                     return []
                 self._at = at
             made.append(self._one(group, at))
+            at.verify()
             self._progress += 1
         for work in [communicator.group.barrier() for _, communicator in made]:
             work.wait()
