@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, metadata
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from instep.compat import misfit
 from instep.config import Config, suggest
 from instep.hooks import HOOKS
 
@@ -31,15 +32,24 @@ class Found:
 
 @dataclass(frozen=True)
 class Listing:
-    """One line of ``instep plugins``. ``why`` says what is broken; ``hooks`` are read from the source text."""
+    """One line of ``instep plugins``. ``why`` says what is broken; ``hooks`` and ``api`` are read from the source text."""
 
     name: str
     status: Status
     distribution: str | None
     version: str | None
     enabled: bool
+    api: int | None
     hooks: tuple[str, ...]
     why: str | None
+
+
+class Surface(NamedTuple):
+    """What a plugin's source text shows: its hooks in lifecycle order, the hook api it declares, and what is wrong, if anything."""
+
+    hooks: tuple[str, ...] = ()
+    api: int | None = None
+    why: str | None = None
 
 
 def installed() -> Mapping[str, tuple[Found, ...]]:
@@ -65,14 +75,15 @@ def listings(config: Config) -> Iterator[Listing]:
                 distribution=None,
                 version=None,
                 enabled=on,
+                api=None,
                 hooks=(),
                 why=clash(claims) if claims else missing(name, there),
             )
             continue
         found = claims[0]
-        hooks, why = read_hooks(found)
-        status: Status = "broken" if why else "enabled" if on else "off"
-        yield Listing(name, status, found.distribution, found.version, on, hooks, why)
+        shown = read_surface(found)
+        status: Status = "broken" if shown.why else "enabled" if on else "off"
+        yield Listing(name, status, found.distribution, found.version, enabled=on, api=shown.api, hooks=shown.hooks, why=shown.why)
 
 
 def enabled(config: Config) -> Mapping[str, Mapping[str, object]]:
@@ -80,24 +91,40 @@ def enabled(config: Config) -> Mapping[str, Mapping[str, object]]:
     return {name: ({} if table is True else dict(table)) for name, table in config.plugins.items() if table is not False}
 
 
-def read_hooks(found: Found) -> tuple[tuple[str, ...], str | None]:
-    """The hooks that a plugin's source text implements, in lifecycle order, and what is wrong with it, if anything.
-
-    Hooks that are inherited from a class in another file are not seen.
-    """
+def read_surface(found: Found) -> Surface:
+    """What a plugin's source text shows. Hooks that are inherited from a class in another file are not seen."""
     file = _source_file(found.entry.module)
     if file is None:
-        return (), f"{found}: there is no module {found.entry.module}; install {found.distribution} again"
+        return Surface(why=f"{found}: there is no module {found.entry.module}; install {found.distribution} again")
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
     except (OSError, SyntaxError, UnicodeDecodeError) as error:
-        return (), f"{found}: {file} cannot be read: {error}"
+        return Surface(why=f"{found}: {file} cannot be read: {error}")
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == found.entry.attr:
-            marked = [m.name for m in node.body if isinstance(m, ast.FunctionDef) and any(map(_is_hookimpl, m.decorator_list))]
-            wrong = [f"{found}: '{name}' is no hook; {suggest(name, HOOKS)}" for name in marked if name not in HOOKS]
-            return tuple(hook for hook in HOOKS if hook in marked), "\n".join(wrong) or None
-    return (), None
+            methods = {m.name: any(map(_is_hookimpl, m.decorator_list)) for m in node.body if isinstance(m, ast.FunctionDef)}
+            api = _declared_api(node)
+            wrong = [*_wrong(methods), *filter(None, [misfit(api)])]
+            hooks = tuple(hook for hook in HOOKS if methods.get(hook))
+            return Surface(hooks, api, "\n".join(f"{found}: {fault}" for fault in wrong) or None)
+    return Surface()
+
+
+def _wrong(methods: Mapping[str, bool]) -> Iterator[str]:
+    for name, marked in methods.items():
+        if marked and name not in HOOKS:
+            yield f"'{name}' is no hook; {suggest(name, HOOKS)}"
+        elif not marked and name in HOOKS:
+            yield f"'{name}' has the name of a hook without its mark; write @instep.hookimpl above it"
+
+
+def _declared_api(node: ast.ClassDef) -> int | None:
+    for item in node.body:
+        targets = [item.target] if isinstance(item, ast.AnnAssign) else item.targets if isinstance(item, ast.Assign) else []
+        named = any(isinstance(target, ast.Name) and target.id == "HOOK_API" for target in targets)
+        if named and isinstance(item, ast.AnnAssign | ast.Assign) and isinstance(item.value, ast.Constant):
+            return item.value.value if isinstance(item.value.value, int) else None
+    return None
 
 
 def clash(claims: tuple[Found, ...]) -> str:

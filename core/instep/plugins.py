@@ -13,10 +13,11 @@ from types import ModuleType
 import pluggy
 from pydantic import ValidationError
 
+from instep.compat import misfit, warn_deprecated
 from instep.config import Config, suggest
-from instep.discovery import Found, clash, enabled, installed, missing, read_hooks
+from instep.discovery import Found, clash, enabled, installed, missing, read_surface
 from instep.errors import ConfigError, InstepError, PluginError
-from instep.hooks import HOOK_API, HOOKS, Plugin
+from instep.hooks import HOOKS, Plugin
 
 
 class LoadedPlugins:
@@ -93,7 +94,7 @@ def load(config: Config, *, implementing: Collection[str] | None = None) -> Load
     for name, settings in enabled(config).items():
         try:
             found = _one(name, there)
-            if implementing is None or set(implementing) & set(read_hooks(found)[0]):
+            if implementing is None or set(implementing) & set(_readable(found)):
                 plugins[name] = _set_up(found, _import(found), settings)
         except InstepError as error:
             errors.append(error)
@@ -111,10 +112,19 @@ def prepared(table: str) -> LoadedPlugins:
 
 
 def check(name: str, plugin: type[Plugin]) -> None:
-    """Hold a plugin class against the rules of hooks. Raises ``PluginError`` with all that is wrong; ``name`` begins each line."""
+    """Hold a plugin class against the rules of hooks, and warn of those that are going away.
+
+    Raises ``PluginError`` with all that is wrong; ``name`` begins each line.
+    """
     wrong = list(_faults(plugin))
     if wrong:
         raise PluginError("\n".join(f"{name}: {fault}" for fault in wrong))
+    warn_deprecated(name, implemented(plugin))
+
+
+def implemented(plugin: type[Plugin]) -> tuple[str, ...]:
+    """The hooks that a plugin class implements, its own and inherited ones, in lifecycle order."""
+    return tuple(hook for hook in HOOKS if getattr(getattr(plugin, hook), "instep_impl", None) is not None)
 
 
 class _Manager(pluggy.PluginManager):
@@ -142,6 +152,14 @@ def _one(name: str, there: Mapping[str, tuple[Found, ...]]) -> Found:
     if len(claims) > 1:
         raise PluginError(clash(claims))
     return claims[0]
+
+
+def _readable(found: Found) -> tuple[str, ...]:
+    """The hooks in a plugin's source. Raises ``PluginError`` for what can be told to be wrong from the source alone."""
+    shown = read_surface(found)
+    if shown.why:
+        raise PluginError(shown.why)
+    return shown.hooks
 
 
 def _import(found: Found) -> type[Plugin]:
@@ -174,9 +192,8 @@ def _set_up(found: Found, plugin: type[Plugin], settings: Mapping[str, object]) 
 
 
 def _faults(plugin: type[Plugin]) -> Iterator[str]:
-    wanted = getattr(plugin, "HOOK_API", HOOK_API)
-    if wanted != HOOK_API:
-        yield f"it was written for version {wanted} of the hooks, this instep has {HOOK_API}; install versions that fit"
+    if (why := misfit(getattr(plugin, "HOOK_API", None))) is not None:
+        yield why
         return
     for name, method in inspect.getmembers(plugin, inspect.isfunction):
         options = getattr(method, "instep_impl", None)

@@ -14,9 +14,9 @@ from instep.agent.records import State
 from instep.block import Blocks, as_json
 from instep.commit import Commit
 from instep.engine import Engine
-from instep.errors import UsageError
+from instep.errors import ConfigError, PluginError, UsageError
 from instep.hooks import Plugin
-from instep.messages import Once
+from instep.messages import Fatal, Once
 from instep.model import Json
 from instep.torch.local import LocalRank
 from instep.torch.protect import protect
@@ -24,6 +24,8 @@ from instep.torch.protect import protect
 if TYPE_CHECKING:
     from instep.plain import PlainSession
 
+BAD_PLUGIN = 2
+"""Exit code of a job with a broken plugin or wrong settings, as of every other command."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -153,7 +155,11 @@ def init(*, step: int = 0) -> "Session | PlainSession":
     if not local.config.enabled:
         local.withdraw()
         return _plain(step)
-    session = Session(Engine(local))
+    try:
+        session = Session(Engine(local))
+    except (ConfigError, PluginError) as error:
+        local.tell(Fatal(message=f"rank {local.rank}: {error}", code=BAD_PLUGIN))
+        raise
     _sessions.append(session)
     atexit.register(session.close)
     return session

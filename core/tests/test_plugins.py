@@ -10,7 +10,7 @@ import pytest
 from instep import discovery, plugins
 from instep.config import Config
 from instep.errors import ConfigError, InstepError, PluginError
-from instep.hooks import HOOKS, Plugin, hookimpl
+from instep.hooks import HOOK_API, HOOKS, Plugin, hookimpl
 
 Install = Callable[..., None]
 GOOD = """
@@ -113,7 +113,10 @@ def test_two_distributions_that_claim_one_name_are_both_named(install: Install) 
         ("class Good: ...", ["is not a class that inherits instep.Plugin"]),
         ("Good = 3", ["is not a class that inherits instep.Plugin"]),
         (GOOD + "        HOOK_API = 9\n", ["non-annotated attribute"]),
-        ("import typing\n" + textwrap.dedent(GOOD) + "    HOOK_API: typing.ClassVar[int] = 9\n", ["version 9 of the hooks", "has 1"]),
+        (
+            "import typing\n" + textwrap.dedent(GOOD) + "    HOOK_API: typing.ClassVar[int] = 9\n",
+            ["version 9 of the hooks", "has version 1", "upgrade instep"],
+        ),
         (GOOD.replace("committed", "comitted"), ["'comitted' is no hook", "did you mean 'committed'"]),
         (GOOD.replace("step: int", "steps: int"), ["'committed' takes an argument 'steps'", "did you mean 'step'"]),
         (GOOD.replace("@instep.hookimpl\n", "\n"), ["'committed' has the name of a hook without its mark", "@instep.hookimpl"]),
@@ -242,15 +245,15 @@ def test_core_refuses_a_plugin_that_took_its_name() -> None:
         loaded.register("core", First(answer="x"))
 
 
-@pytest.mark.parametrize("name", ["init_gloo", "state_replica"])
+@pytest.mark.parametrize("name", ["init_gloo", "state_replica", "mmap_loader"])
 def test_the_shipped_plugins_load_and_show_in_their_source_what_they_implement(name: str) -> None:
     pytest.importorskip("torch")
     if name not in discovery.installed():
         pytest.skip(f"{name} is not installed")
     loaded = plugins.load(config(**{name: True}))
-    shown, why = discovery.read_hooks(discovery.installed()[name][0])
-    assert why is None
-    assert [hook for hook in HOOKS if order_any(loaded, hook)] == list(shown)
+    shown = discovery.read_surface(discovery.installed()[name][0])
+    assert (shown.why, shown.api) == (None, HOOK_API)
+    assert [hook for hook in HOOKS if order_any(loaded, hook)] == list(shown.hooks)
 
 
 def order_any(loaded: plugins.LoadedPlugins, hook: str) -> bool:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from instep import config, drill
 from instep.agent.agent import Launch, Outcome, Server, run, serving
-from instep.errors import InstepError, UsageError
+from instep.cli.main import BAD_USAGE
+from instep.errors import ConfigError, InstepError, PluginError, UsageError
 from instep.messages import Injection
 
 DEFAULT_STEPS = 60
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         cli.error(str(error))
     except InstepError as error:
         print(f"instep drill: {error}", file=sys.stderr)
-        return 1
+        return BAD_USAGE if isinstance(error, ConfigError | PluginError) else 1
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:

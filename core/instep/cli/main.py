@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from instep.config import suggest
-from instep.errors import ConfigError, InstepError, UsageError
+from instep.errors import ConfigError, InstepError, PluginError, UsageError
 
 BAD_USAGE = 2
 INTERRUPTED = 130
@@ -37,7 +37,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit code: 0 only on success, 2 for bad usage."""
+    """Run one subcommand and return its exit code: 0 only on success, 2 for bad usage, a wrong configuration or a broken plugin."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     if not arguments:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"there is no command '{name}'; {suggest(name, COMMANDS)}", BAD_USAGE)
     try:
         return COMMANDS[name].load()(arguments[1:])
-    except (ConfigError, UsageError) as error:
+    except (ConfigError, PluginError, UsageError) as error:
         return _fail(str(error), BAD_USAGE)
     except InstepError as error:
         return _fail(str(error), 1)

@@ -9,11 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from instep import config, discovery
+from instep.cli.main import BAD_USAGE
 from instep.discovery import Listing
 
 
 def main(argv: Sequence[str]) -> int:
-    """List the plugins; 1 if one that is enabled is broken or lacking."""
+    """List the plugins; 2 if one that is enabled is broken or lacking."""
     parser = argparse.ArgumentParser(prog="instep plugins", description="List installed and enabled plugins, without importing them.")
     parser.add_argument("--config", metavar="FILE", help="the configuration (default: instep.toml or pyproject.toml)")
     parser.add_argument("--json", action="store_true", help="print one JSON list")
@@ -23,16 +24,16 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps([asdict(listing) for listing in listings], indent=2))
     else:
         _draw(listings)
-    return 1 if any(listing.enabled and listing.why for listing in listings) else 0
+    return BAD_USAGE if any(listing.enabled and listing.why for listing in listings) else 0
 
 
 def _draw(listings: Sequence[Listing]) -> None:
     table = Table(box=None, pad_edge=False)
-    for column in ("plugin", "status", "distribution", "version", "hooks"):
+    for column in ("plugin", "status", "distribution", "version", "api", "hooks"):
         table.add_column(column, overflow="fold")
     for listing in listings:
-        distribution, version = listing.distribution or "-", listing.version or "-"
-        table.add_row(listing.name, listing.status, distribution, version, ", ".join(listing.hooks) or "-")
+        of = (listing.distribution or "-", listing.version or "-", "-" if listing.api is None else str(listing.api))
+        table.add_row(listing.name, listing.status, *of, ", ".join(listing.hooks) or "-")
     console = Console()
     console.print(table if listings else "no plugin is installed")
     for why in (listing.why for listing in listings if listing.why):

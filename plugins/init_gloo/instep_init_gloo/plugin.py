@@ -1,7 +1,7 @@
 """``init_gloo``: gloo communicators from the address book, with no store, no server and no message."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, PrivateAttr
 
@@ -19,6 +19,8 @@ BACKEND = "gloo"
 
 class InitGloo(Plugin):
     """One gloo device for the life of the process; every group is connected from numbers that its members announced."""
+
+    HOOK_API: ClassVar[int] = 1
 
     interface: str | None = Field(default=None, description="network interface to listen on; none: the job's host address")
     connect_timeout: float = Field(default=3.0, gt=0, description="seconds that connecting one group may take")

@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, PrivateAttr
 
@@ -18,6 +18,8 @@ NAME = "mmap_loader"
 
 class MmapLoaderPlugin(Plugin):
     """Sweeps what dead runs left, moves the loaders' committed cursor, and has the next batch in hand when training goes on."""
+
+    HOOK_API: ClassVar[int] = 1
 
     directory: str = Field(default=SHARED_MEMORY, description="where the loaders of this job keep their batches")
 

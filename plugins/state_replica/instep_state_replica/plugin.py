@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Mapping
+from typing import ClassVar
 
 from pydantic import Field, PrivateAttr
 
@@ -18,6 +19,8 @@ NAME = "state_replica"
 
 class StateReplica(Plugin):
     """Donors send to restoring ranks over sockets of their own; every stripe is digested, and all ranks compare in the end."""
+
+    HOOK_API: ClassVar[int] = 1
 
     chunk_bytes: int = Field(default=1 << 20, ge=4096, description="bytes of one read or write")
     connect_timeout: float = Field(default=5.0, gt=0, description="seconds that connecting to a peer may take")
