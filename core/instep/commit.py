@@ -7,21 +7,18 @@ unwinds at ``__exit__``; if the plan is s it unwinds at once. Without record and
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import torch
-from torch.distributed import AllreduceOptions
-
+from instep.agent.barrier import CODES
 from instep.agent.records import State
 from instep.errors import Interrupted, UsageError
 from instep.messages import Committed
 from instep.model import Role, Status
-from instep.torch.ops import OPS
 
 if TYPE_CHECKING:
     from instep.engine import Engine
 
-_WRAP = 63
-_SQUARE = 28
-"""Bits below the sum of squares: room for the codes of two million ranks."""
+_WRAP = CODES // 2
+_SLICE = 0.005
+"""Seconds that a rank waits in the barrier before it looks whether a fault has cut it."""
 
 
 class Commit:
@@ -144,29 +141,21 @@ class Commit:
 
 
 def barrier(engine: "Engine", *, done: bool) -> bool:
-    """Pass a one-word barrier with all ranks that also compares the step; false when a fault cut it.
-
-    One element, since gloo's ring sends it around once only. The word holds a code of the step and its square: their sums over the
-    ranks tell whether all codes are equal (Cauchy-Schwarz).
+    """Pass a barrier with all ranks that also compares the step; false when a fault cut it.
 
     Raises ``UsageError`` on every rank when some commit while others are ``done`` with the block, or are at another step.
     """
     if engine.world_size == 1:
         return True
-    code = 2 * (engine.step % _WRAP) + done
-    word = torch.tensor([code + (code * code << _SQUARE)])
-    try:
-        work = engine.gate.forward(engine.local.world, OPS["allreduce"], ([word], AllreduceOptions()), {}, [word], observe=False)
-        engine.point("barrier")
-        if not work.poll():
-            with engine.gate.waiting(f"{'end of block' if done else 'commit'} barrier", engine.step):
-                while not work.poll():
-                    if engine.board.revoked:
-                        return False
-    except Interrupted:
-        return False
-    squares, codes = divmod(int(word.item()), 1 << _SQUARE)
-    if engine.world_size * squares != codes * codes:
+    meeting, board = engine.local.barrier, engine.board
+    meeting.arrive(board.current, 2 * (engine.step % _WRAP) + done)
+    engine.point("barrier")
+    if not meeting.wait(_SLICE):
+        with engine.gate.waiting(f"{'end of block' if done else 'commit'} barrier", engine.step):
+            while not meeting.wait(_SLICE):
+                if board.revoked:
+                    return False
+    if not meeting.agreed():
         raise _uneven(engine, done=done)
     return True
 

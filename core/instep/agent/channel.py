@@ -4,17 +4,20 @@ import os
 from dataclasses import dataclass
 from typing import Self
 
+from instep.agent.barrier import BarrierFds
+
 CHANNEL = "INSTEP_CHANNEL"
 BIRTH = "INSTEP_BIRTH"
 
 
 @dataclass(frozen=True)
 class Channel:
-    """File descriptors that a worker inherits: control socket, record, and tape of set-up results."""
+    """File descriptors that a worker inherits: control socket, record, tape of set-up results, and the barrier of the machine."""
 
     control: int
     record: int
     setup: int
+    barrier: BarrierFds
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,8 @@ class Environment:
         env = os.environ
         channel = None
         if CHANNEL in env:
-            control, record, setup = (int(part) for part in env[CHANNEL].split(","))
-            channel = Channel(control, record, setup)
+            control, record, setup, *barrier = (int(part) for part in env[CHANNEL].split(","))
+            channel = Channel(control, record, setup, BarrierFds(*barrier))
         return cls(
             rank=int(env.get("RANK", "0")),
             world_size=int(env.get("WORLD_SIZE", "1")),

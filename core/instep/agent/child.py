@@ -34,12 +34,11 @@ def become(fds: Fds, *, parent: int) -> Task:
     die_with_parent(parent)
     _signals()
     _streams(fds.log)
-    kept = fds.control, fds.record, fds.setup
-    _environment(task, kept)
+    _environment(task, fds.kept)
     _name(task)
     _oom_first()
     _reseed()
-    _follow_forks(kept)
+    _follow_forks(fds.kept)
     faulthandler.enable(sys.stderr)
     faulthandler.register(signal.SIGUSR2, sys.stderr, all_threads=True)
     return task

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
+from instep.agent import barrier
 from instep.agent import events as ev
 from instep.agent.launch import Launch
 from instep.agent.logs import Logs
@@ -60,8 +61,15 @@ class Crew:
 
     def _begin(self) -> None:
         self.memories = [Memory(rank) for rank in range(self._launch.nproc)]
+        self._barrier = barrier.create(self._launch.nproc)
         self.workers: dict[int, Worker] = {}
         self._port = self._launch.free_port()
+
+    def _forget(self) -> None:
+        for memory in self.memories:
+            memory.close()
+        for fd in self._barrier:
+            os.close(fd)
 
     async def open(self) -> None:
         """Be ready to start processes."""
@@ -147,8 +155,7 @@ class Crew:
             if not worker.dead:
                 worker.buried(self._loop)
         self._nursery.close()
-        for memory in self.memories:
-            memory.close()
+        self._forget()
 
     # ---- what becomes of processes
 
@@ -206,7 +213,7 @@ class Crew:
     def _request(self, request: _Request, *, plain: bool = False) -> None:
         rank, number = request.worker.rank, next(_NUMBERS)
         memory, task = self.memories[rank], request.task.seal()
-        fds = Fds(task, request.worker.line.theirs.fileno(), memory.record, memory.setup, self._logs.fd(rank))
+        fds = Fds(task, request.worker.line.theirs.fileno(), memory.record, memory.setup, *self._barrier, self._logs.fd(rank))
         self._requests[number] = request
         self._nursery.spawn(number, request.task, fds, plain=plain)
         os.close(task)
@@ -231,8 +238,7 @@ class Crew:
         if not self._clearing or not self.empty:
             return
         self._clearing = False
-        for memory in self.memories:
-            memory.close()
+        self._forget()
         self._begin()
         self._dumping.clear()
         self._opening = self._loop.create_task(self._reopen())

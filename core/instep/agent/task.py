@@ -52,4 +52,12 @@ class Fds(NamedTuple):
     control: int
     record: int
     setup: int
+    page: int
+    even: int
+    odd: int
     log: int
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Those that the worker's session uses, in the order of ``channel.Channel``."""
+        return self[1:-1]

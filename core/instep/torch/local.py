@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from instep.agent.barrier import NodeBarrier
 from instep.agent.channel import Environment
 from instep.agent.records import Header, State
 from instep.board import Board
@@ -57,6 +58,7 @@ class LocalRank:
         header.put("step", step)
         header.put("joined", -1)
         self.standing.at(State.SETUP)
+        self.barrier = NodeBarrier(channel.barrier, rank=self.local_rank, size=self.world_size)
         self.state = RankState(channel.record)
         self.gate = Gate(self.board, header, Tape(channel.setup), loopback=fresh)
         self.state.watch(self.gate)

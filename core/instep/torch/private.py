@@ -53,7 +53,7 @@ class Private:
         self._buffers = Buffers({})
         self._slots: Slots | None = None
         self._rng = b""
-        self._numpy = rng.NumpyState()
+        self._generators = rng.Generators()
 
     def add_module(self, name: str, module: nn.Module) -> None:
         """Buffers and training flags of a module."""
@@ -102,7 +102,7 @@ class Private:
 
     def drew(self) -> bool:
         """Whether a random generator moved since the last ``write``."""
-        return rng.capture(self._numpy) != self._rng
+        return self._generators.capture() != self._rng
 
     def digests(self) -> dict[str, str]:
         """A digest for each piece of private state, by name."""
@@ -115,7 +115,7 @@ class Private:
         return out
 
     def _meta(self) -> bytes:
-        self._rng = rng.capture(self._numpy)
+        self._rng = self._generators.capture()
         flags = self._training()
         tree = codec.encode(
             {

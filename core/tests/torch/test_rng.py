@@ -4,6 +4,7 @@
 import random
 
 import numpy as np
+import pytest
 import torch
 
 from instep.torch import rng
@@ -33,13 +34,31 @@ def test_each_generator_shows_in_the_capture() -> None:
         assert rng.capture() != before
 
 
-def test_numpy_is_read_right_whatever_was_drawn() -> None:
+def test_generators_are_read_right_whatever_was_drawn() -> None:
     """Also the second normal number of a pair, which is used up without a change in the generator's memory."""
-    state, draw = rng.NumpyState(), random.Random(1)
-    draws = (np.random.randn, np.random.rand, lambda: np.random.randn(3), lambda: np.random.seed(2), lambda: None)
-    for _ in range(1000):
-        draw.choice(draws)()
-        assert state.read() == rng.NumpyState().read()
+    generators, draw = rng.Generators(), random.Random(1)
+    start = random.getstate()
+    numbers = (np.random.randn, np.random.rand, lambda: np.random.randn(3), lambda: np.random.seed(2), lambda: None)
+    more = (random.random, lambda: random.gauss(0, 1), lambda: random.seed(3), lambda: random.setstate(start), lambda: torch.rand(2))
+    for _ in range(2000):
+        draw.choice(numbers + more)()
+        assert generators.capture() == rng.capture()
+
+
+def test_python_is_asked_only_when_its_memory_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    generators, asked, ask = rng.Generators(), [], rng._python
+
+    def counted() -> bytes:
+        asked.append(1)
+        return ask()
+
+    monkeypatch.setattr(rng, "_python", counted)
+    for _ in range(5):
+        generators.capture()
+    assert len(asked) == 1
+    random.random()
+    generators.capture()
+    assert len(asked) == 2
 
 
 def test_seeds_beyond_32_bits() -> None:
