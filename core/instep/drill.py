@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from instep.errors import UsageError
+from instep.injection import POINTS
 from instep.messages import Injection
 from instep.model import IncidentReport, Value
 
@@ -117,6 +118,12 @@ def _compare_states(clean: Trace, other: Trace) -> Difference | None:
 def resumed(incidents: Sequence[IncidentReport]) -> set[int]:
     """The steps at which recoveries went on: an incident of several attempts may have moved forward a step with each."""
     return {incident.step - back for incident in incidents for back in range(len(incident.attempts))}
+
+
+def points() -> dict[str, str]:
+    """The points among which a drill draws, in the order of a step, and where each lies."""
+    drawn = {choice.partition("|")[0] for choice in ANYWHERE}
+    return {name: where for name, where in POINTS.items() if name in drawn}
 
 
 def injections(orders: Sequence[Order], *, seed: int) -> list[Injection]:

@@ -1,10 +1,6 @@
 """Faults that a drill or a test places in a worker: each fires once, at a named point of a step.
 
-Points of the session: ``step`` (a commit has returned, or the block starts), ``loader`` (a batch is being delivered), ``collective`` (one
-was just issued), ``record`` (commit entered, private record not written), ``prepared`` (written), ``barrier`` (issued, not waited for),
-``body`` (just inside), ``after`` (end of the body), ``done`` (block returned, not released); in a recovery ``setup``, ``connect``,
-``restore``, ``mid_transfer``, ``verify``. ``install`` adds ``amid`` (inside the first ``optimizer.step`` of the body, its first parameter
-group updated, the others not), ``forward`` (after the first leaf module) and ``backward`` (at the gradient of that module's output).
+``POINTS`` lists them. The session has most of them; ``install`` adds those inside model and optimizer.
 """
 
 import os
@@ -20,12 +16,26 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
-MODEL_POINTS = ("forward", "backward", "amid")
-POINTS = (
-    *("step", "loader", "collective", "record", "prepared", "barrier", "body", "after", "done"),
-    *("setup", "connect", "restore", "mid_transfer", "verify"),
-    *MODEL_POINTS,
-)
+POINTS = {
+    "step": "a commit has returned, or the block starts",
+    "loader": "a batch is being delivered",
+    "forward": "behind the first layer of the forward pass",
+    "backward": "at the gradient of that layer's output",
+    "collective": "a collective was just issued",
+    "record": "at the entry of the commit, before anything is written",
+    "prepared": "the private record is written, the barrier not entered",
+    "barrier": "the barrier of the commit is issued, not waited for",
+    "body": "inside the commit, before any update",
+    "amid": "inside optimizer.step, with the first parameter group updated and the others not",
+    "after": "at the end of the commit's body, all updated",
+    "done": "the block has returned and is not released",
+    "setup": "in a recovery: init() of a replacement",
+    "connect": "in a recovery: communicators are being made",
+    "restore": "in a recovery: state is about to move",
+    "mid_transfer": "in a recovery: half of a state has moved",
+    "verify": "in a recovery: state is about to be compared",
+}
+"""Every point, and where in a step it lies."""
 
 
 class InjectedFault(RuntimeError):  # noqa: N818 - a fault on purpose, not an error of anybody

@@ -1,6 +1,7 @@
 """The command: exit codes, one message for each error, JSON for machines, and no torch where none is needed."""
 
 import json
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -8,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from instep import drill
 from instep.cli import timeline
+from instep.cli.drill import parser, split
 from instep.cli.main import COMMANDS, main
+from instep.injection import POINTS
 from instep.model import Attempt, Fault, IncidentReport, Receipt
 
 
@@ -137,10 +141,30 @@ def test_report_draws_every_incident(capsys: pytest.CaptureFixture[str], empty_d
     write(empty_directory, incident(1), incident(2, failed="restore_state"), incident(3, resumed=None))
     assert main(["report", str(empty_directory)]) == 0
     shown = capsys.readouterr().out
-    for part in ("incident 1: exit of rank 0 at step 20 (signal 9)", "150.0 ms", "state_replica", "3.0 MB", "0 steps lost", "never"):
+    for part in ("incident 1: exit of rank 0 at step 20 (signal 9)", "150.0 ms", "state_replica", "3.0 MB", "0 steps lost"):
         assert part in shown
     assert "attempt 1 failed in restore_state" in shown
-    assert shown.rstrip().splitlines()[-1].startswith("3 incidents, median 150.0 ms")
+    assert shown.rstrip().splitlines()[-1].startswith("3 incidents, to the next step median 150.0 ms")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "in step again after 120.0 ms, next step after 150.0 ms (in process)"),
+        ({"seconds_to_step": None}, "in step again after 120.0 ms, no step since (in process)"),
+        ({"seconds_to_step": None, "scope": "job"}, "running again after 120.0 ms, no step since (job)"),
+        ({"seconds_to_step": None, "seconds_to_resume": None}, "not in step again before the job ended (in process)"),
+    ],
+)
+def test_report_says_how_far_the_job_came(
+    change: dict[str, object], words: str, capsys: pytest.CaptureFixture[str], empty_directory: Path
+) -> None:
+    write(empty_directory, incident().model_copy(update=change))
+    assert main(["report", "."]) == 0
+    shown = capsys.readouterr().out
+    assert words in shown
+    assert "never" not in shown
+    assert ("1 incident, no step since;" in shown) == (change != {})
 
 
 def test_report_as_json_holds_all(capsys: pytest.CaptureFixture[str], empty_directory: Path) -> None:
@@ -173,6 +197,44 @@ def test_report_passes_over_an_unfinished_last_line_and_refuses_any_other_damage
     assert "incidents.jsonl:2: no incident: fault Field required" in capsys.readouterr().err
 
 
+def test_drill_explains_every_point_that_it_draws(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["drill", "--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    drawn = {name for choice in drill.ANYWHERE for name in choice.split("|")}
+    assert drawn == set(drill.points())
+    assert [name for name in drawn if f"  {name:<12}{POINTS[name]}\n" not in shown] == []
+
+
+def test_every_point_in_the_code_is_in_the_table() -> None:
+    core = Path(drill.__file__).parent
+    session = [file for file in core.rglob("*.py") if "testing" not in file.parts]
+    sources = [*session, *core.parents[1].glob("plugins/*/instep_*/**/*.py")]
+    used = {name for file in sources for name in re.findall(r"\b(?:point|fire|at)\(\"(\w+)\"", file.read_text(encoding="utf-8"))}
+    assert used == set(POINTS)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--ranks", "3"], ["--nproc-per-node", "3"], ["--nproc_per_node", "3"], ["--nproc-per-node=3"], ["--kill", "1@2", "--ranks=3"]],
+)
+def test_drill_takes_the_number_of_ranks_under_both_names(words: list[str]) -> None:
+    options, script = split([*words, "script.py", "--ranks", "9"])
+    assert parser().parse_args(options).ranks == "3"
+    assert script == ["script.py", "--ranks", "9"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"), [(["--ranks", "0"], "--ranks 0: expected a positive number"), (["--kill", "4@1"], "ranks 0 to 3")]
+)
+def test_drill_refuses_ranks_that_cannot_be(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["drill", *words])
+    assert caught.value.code == 2
+    assert why in capsys.readouterr().err
+
+
 def test_bars_follow_one_another_and_fill_the_time_to_the_first_step() -> None:
     drawn = timeline.bars(incident())
     assert [bar.phase for bar in drawn] == ["detect, unwind", "quiesce", "reinit_comms", "restore_state", "first step"]
@@ -182,8 +244,8 @@ def test_bars_follow_one_another_and_fill_the_time_to_the_first_step() -> None:
     assert timeline.bars(incident(resumed=None))[0].phase == "quiesce"
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(None, "never"), (0.0123, "12.3 ms"), (0.9999, "999.9 ms"), (2.5, "2.50 s")])
-def test_seconds_for_people(seconds: float | None, text: str) -> None:
+@pytest.mark.parametrize(("seconds", "text"), [(0.0123, "12.3 ms"), (0.9999, "999.9 ms"), (2.5, "2.50 s")])
+def test_seconds_for_people(seconds: float, text: str) -> None:
     assert timeline.duration(seconds) == text
 
 

@@ -22,6 +22,7 @@ from instep.agent.logs import Logs
 from instep.agent.planner import planner
 from instep.agent.reports import Reports
 from instep.agent.spawner import Server
+from instep.agent.stopped import Stopped
 from instep.agent.watchdog import Sight, Timing, Watchdog
 from instep.messages import Setup
 from instep.model import Fault
@@ -65,7 +66,8 @@ class _Agent:
         self._tick_seconds = launch.config.watchdog.tick
         self._watchdog = self._new_watchdog()
         shown = None if launch.quiet else sys.stdout, None if launch.quiet else sys.stderr
-        self._console = Console(logs, launch.nproc, out=shown[0], err=shown[1])
+        self._console = Console(logs, launch.nproc, out=shown[0], err=shown[1], hidden=launch.hidden)
+        self._stopped = Stopped(tick=self._tick_seconds, stall=launch.config.watchdog.stall)
         self._end: tuple[int, str] | None = None
         self._grace: int | None = None
         self._interrupts = 0
@@ -115,6 +117,8 @@ class _Agent:
         return Outcome(code, message, self._reports.incidents, tuple(sorted(fired)), self._steps)
 
     async def _work(self) -> None:
+        if self._launch.announce:
+            self._console.say(self._launch.headline)
         await self._crew.open()
         if self._end is None:
             self._apply(self._coordinator.start(time.monotonic()))
@@ -167,8 +171,11 @@ class _Agent:
         job = self._coordinator.job
         if self._end is None and not job.clearing and self._crew.workers:
             if self._watchdog is not None and not job.plain:
-                for verdict in self._watchdog.tick(self._sights()):
+                sights = self._sights()
+                for verdict in self._watchdog.tick(sights):
                     self._feed(verdict)
+                for line in self._stopped.look(sights, {rank: worker.pid for rank, worker in self._crew.workers.items()}):
+                    self._console.say(line)
             self._detect()
             self._steps = max(self._steps, job.floor()) if not job.plain else 0
         if self._grace is not None:

@@ -2,6 +2,9 @@
 
 import codecs
 import io
+import os
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -24,10 +27,16 @@ class Status:
 
 
 class Console:
-    """Shows a job on two text streams: the ranks' output on ``out``, everything of the agent on ``err``. ``None`` shows nothing."""
+    """Shows a job on two text streams: the ranks' output on ``out``, everything of the agent on ``err``. ``None`` shows nothing.
 
-    def __init__(self, logs: Logs, ranks: int, *, out: TextIO | None, err: TextIO | None) -> None:
-        self._logs, self._out, self._err = logs, out, err
+    The output of ``hidden`` ranks is in their logs only. A stream that cannot be written any more is given up: the job goes on.
+    """
+
+    def __init__(self, logs: Logs, ranks: int, *, out: TextIO | None, err: TextIO | None, hidden: Collection[int] = ()) -> None:
+        self._logs, self._out, self._err, self._hidden = logs, out, err, frozenset(hidden)
+        for stream in (out, err):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # a rank may print what this terminal cannot show
         self._partial = ["" for _ in range(ranks)]
         self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(ranks)]
         self._live = err is not None and err.isatty()
@@ -65,8 +74,7 @@ class Console:
         if self._live:
             self._due = now + _REFRESH
             self._shown = text
-            self._err.write(_ERASE + text)
-            self._err.flush()
+            self._write(self._err, _ERASE + text)
         elif text:
             self.say(text)
 
@@ -78,8 +86,7 @@ class Console:
                 self._lines(rank, b"\n")
         if self._shown and self._err is not None:
             self._shown = ""
-            self._err.write(_ERASE)
-            self._err.flush()
+            self._write(self._err, _ERASE)
 
     def _progress(self, now: float, status: Status) -> str:
         if self._mark is None:
@@ -95,15 +102,39 @@ class Console:
     def _lines(self, rank: int, data: bytes) -> None:
         text = self._partial[rank] + self._decoders[rank].decode(data)
         *whole, self._partial[rank] = text.split("\n")
-        if whole and self._out is not None:
+        if whole and self._out is not None and rank not in self._hidden:
             self._above(self._out, "".join(f"[rank {rank}] {line.rpartition(chr(13))[2] or line}\n" for line in whole))
 
     def _above(self, stream: TextIO, text: str) -> None:
         if self._shown and self._err is not None:
-            self._err.write(_ERASE)
-            self._err.flush()
-        stream.write(text)
-        stream.flush()
+            self._write(self._err, _ERASE)
+        self._write(stream, text)
         if self._shown and self._err is not None:
-            self._err.write(self._shown)
-            self._err.flush()
+            self._write(self._err, self._shown)
+
+    def _write(self, stream: TextIO, text: str) -> None:
+        try:
+            stream.write(text)
+            stream.flush()
+        except OSError as error:
+            self._lose(stream, error)
+
+    def _lose(self, stream: TextIO, error: OSError) -> None:
+        """Nobody reads a stream any more, or its disk is full: no reason to end a training."""
+        discard(stream)
+        if stream is self._err:
+            self._err = None
+        if stream is self._out:
+            self._out = None
+            kept = "their logs keep it" if self._logs.path(0) else "with --log-dir it would be kept"
+            self.say(f"the ranks' output cannot be written any more ({error.strerror}); {kept}; the job goes on")
+
+
+def discard(stream: TextIO) -> None:
+    """Point a broken stream at nothing, so that what is left in its buffer cannot fail again at the interpreter's end."""
+    with suppress(OSError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(null, stream.fileno())
+        finally:
+            os.close(null)

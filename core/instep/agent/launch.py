@@ -3,8 +3,9 @@
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from instep.agent.channel import BIRTH, CHANNEL
@@ -24,7 +25,8 @@ class Launch:
     """A job to run on this machine: ``nproc`` ranks of ``script``, which is the name of a module if ``module`` is set.
 
     ``env`` is added to the environment of every rank, ``warm`` is what the fork server imports if ``preload`` asks for one, ``quiet``
-    keeps everything off the console, and ``on_event`` sees each event and action of the coordinator.
+    keeps everything off the console, ``hidden`` ranks are in their logs only, ``announce`` says what is started, and ``on_event`` sees
+    each event and action of the coordinator.
     """
 
     script: str
@@ -41,7 +43,18 @@ class Launch:
     preload: bool = True
     warm: Sequence[str] = WARM
     quiet: bool = False
+    hidden: Collection[int] = ()
+    announce: bool = False
     on_event: Callable[[Event | Action], None] | None = None
+
+    @property
+    def headline(self) -> str:
+        """What is started, in one line."""
+        what = f"starting {'module ' if self.module else ''}{self.script} on {self.nproc} rank{'s' if self.nproc > 1 else ''}"
+        names = ", ".join(enabled(self.config)) or "none"
+        guard = f"plugins: {names}" if self.config.enabled else "nothing is protected (enabled = false)"
+        kept = [f"{what} in {where}" for what, where in (("logs", self.log_dir), ("incidents", self.report_dir)) if where is not None]
+        return "; ".join([what, guard, *kept])
 
     def environment(self) -> dict[str, str]:
         """What every process of the job gets: this process's environment, ``env``, and what torchrun sets unless it is set already."""
@@ -94,6 +107,16 @@ class Launch:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             return int(probe.getsockname()[1])
+
+
+def gpus(*, dev: Path = Path("/dev"), environ: Mapping[str, str] = os.environ) -> int:
+    """GPUs that a script would see, told from device files and CUDA_VISIBLE_DEVICES: the agent never loads a CUDA library."""
+    count = sum(1 for path in dev.glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal())
+    if (listed := environ.get("CUDA_VISIBLE_DEVICES")) is None:
+        return count
+    names = [name.strip() for name in listed.split(",")]
+    seen = takewhile(lambda name: int(name) < count if name.isdecimal() else name.startswith(("GPU-", "MIG-")), names)
+    return len(list(seen)) if count else 0
 
 
 @dataclass(frozen=True)

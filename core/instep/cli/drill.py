@@ -10,6 +10,8 @@ from pathlib import Path
 from instep import config, drill
 from instep.agent.agent import Launch, Outcome, Server, run, serving
 from instep.cli.main import BAD_USAGE
+from instep.cli.output import show
+from instep.cli.run import count
 from instep.errors import ConfigError, InstepError, PluginError, UsageError
 from instep.messages import Injection
 
@@ -17,7 +19,7 @@ DEFAULT_STEPS = 60
 DEFAULT_JOB = "instep.testing.drill_job"
 _FAULT = re.compile(r"(\d+)@(\d+)")
 _FAULT_OPTIONS: dict[str, drill.Kind] = {"--kill": "kill", "--raise": "raise", "--hang": "hang"}
-_VALUED = {"--ranks", "--steps", "--seed", "--backend", "--config", "--report-dir", *_FAULT_OPTIONS}
+_VALUED = {"--ranks", "--nproc-per-node", "--steps", "--seed", "--backend", "--config", "--report-dir", *_FAULT_OPTIONS}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -26,10 +28,20 @@ def parser() -> argparse.ArgumentParser:
         prog="instep drill",
         usage="instep drill [options] [[-m] SCRIPT ARGS ...]",
         description="Run a script twice with one seed, once without faults, and compare the two runs bit for bit.",
-        epilog="R@S is a rank and a step, both from 0; several may follow one option. "
-        "Without a fault: a kill, an exception and a hang, drawn from the seed. Without a script: a small job of instep's own.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="R@S is a rank and a step, both from 0; several may follow one option. Without a fault: a kill, an exception\n"
+        "and a hang, drawn from the seed. Without a script: a small job of instep's own.\n\n"
+        "Where in its step a fault happens is drawn from the seed as well:\n"
+        + "\n".join(f"  {name:<12}{where}" for name, where in drill.points().items()),
     )
-    out.add_argument("--ranks", type=int, default=4, help="number of ranks (default 4)")
+    out.add_argument(
+        "--ranks",
+        "--nproc-per-node",
+        "--nproc_per_node",
+        default="4",
+        metavar="N",
+        help="ranks to start: a number, cpu, gpu or auto (default 4)",
+    )
     out.add_argument("--steps", type=int, help="end the block at this step (default: where the script ends; instep's own job: 60)")
     out.add_argument("--kill", action="append", default=[], metavar="R@S", help="SIGKILL rank R in step S")
     out.add_argument("--raise", action="append", default=[], metavar="R@S", help="raise an exception on rank R in step S")
@@ -49,6 +61,7 @@ def main(argv: Sequence[str]) -> int:
     options, script = split(argv)
     args = cli.parse_args(options)
     try:
+        args.ranks = count(args.ranks, flag="--ranks")
         orders = [order(kind, text) for option, kind in _FAULT_OPTIONS.items() for text in getattr(args, option[2:])]
         with tempfile.TemporaryDirectory(prefix="instep-drill-") as directory:
             return _Drill(args, script, orders, Path(directory)).main()
@@ -69,6 +82,8 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             break
         if not head.startswith("-"):
             return options, [head, *rest]
+        name, equals, value = head.partition("=")
+        head = name.replace("_", "-") + equals + value  # as torchrun takes it
         options.append(head)
         if head in _VALUED and rest:
             options.append(rest.pop(0))
@@ -163,22 +178,22 @@ class _Drill:
     def tell(self, verdict: drill.Verdict, outcome: Outcome) -> int:
         """Print the verdict."""
         if self.args.json:
-            print(verdict.model_dump_json())
+            show(verdict.model_dump_json())
         else:
-            for line in _lines(verdict, outcome):
-                print(line)
+            show("\n".join(_lines(verdict, outcome)))
         return 0 if verdict.ok else 1
 
     def say(self, text: str) -> None:
         """One line for a person."""
         if not self.args.json:
-            print(text, flush=True)
+            show(text)
 
 
 def _lines(verdict: drill.Verdict, outcome: Outcome) -> list[str]:
     times = [i.seconds_to_step for i in verdict.incidents if i.seconds_to_step is not None]
     lines = [
-        f"{verdict.steps} steps, {len(verdict.incidents)} incidents" + (f", back in step after at most {max(times):.2f} s" if times else "")
+        f"{verdict.steps} steps, {len(verdict.incidents)} incidents"
+        + (f", the next step after at most {max(times):.2f} s" if times else "")
     ]
     if outcome.code:
         lines.append(f"the run with faults ended with code {outcome.code}: {outcome.message}")

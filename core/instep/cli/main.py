@@ -58,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()
+        from instep.agent.console import discard
+
+        discard(sys.stdout)
         return 1
 
 

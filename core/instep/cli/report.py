@@ -86,5 +86,11 @@ def _draw(summary: Summary) -> None:
     for incident in summary.incidents:
         console.print(draw(incident))
         console.print()
-    times = f"median {duration(summary.median_seconds_to_step)}, longest {duration(summary.max_seconds_to_step)} to the next step"
-    console.print(f"{summary.count} incidents, {times}; {summary.steps_lost} steps lost, {size(summary.bytes_moved)} moved", soft_wrap=True)
+    median, longest = summary.median_seconds_to_step, summary.max_seconds_to_step
+    times = (
+        "no step since" if median is None or longest is None else f"to the next step median {duration(median)}, longest {duration(longest)}"
+    )
+    many = "s" if summary.count > 1 else ""
+    console.print(
+        f"{summary.count} incident{many}, {times}; {summary.steps_lost} steps lost, {size(summary.bytes_moved)} moved", soft_wrap=True
+    )

@@ -55,10 +55,8 @@ def draw(incident: IncidentReport) -> RenderableType:
     return Group(*_headline(incident), table)
 
 
-def duration(seconds: float | None) -> str:
+def duration(seconds: float) -> str:
     """Seconds for people."""
-    if seconds is None:
-        return "never"
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
@@ -76,13 +74,23 @@ def _headline(incident: IncidentReport) -> Iterator[Text]:
     fault = incident.fault
     ranks = ("rank " if len(fault.ranks) == 1 else "ranks ") + ", ".join(map(str, fault.ranks))
     yield Text(f"incident {incident.incident}: {fault.kind} of {ranks} at step {incident.step} ({fault.detail})", "bold")
-    ended = f"in step again after {duration(incident.seconds_to_step)}"
     proof = "verified" if incident.verified else "not verified"
     scope = incident.scope.replace("_", " ")
-    yield Text(f"  {ended} ({scope}); {incident.steps_lost} steps lost; {size(incident.bytes_moved)} moved, {proof}")
+    yield Text(f"  {_ending(incident)} ({scope}); {incident.steps_lost} steps lost; {size(incident.bytes_moved)} moved, {proof}")
     for number, attempt in enumerate(incident.attempts, 1):
         if attempt.failed_phase:
             yield Text(f"  attempt {number} failed in {attempt.failed_phase}: {attempt.fault.detail}", "yellow")
+
+
+def _ending(incident: IncidentReport) -> str:
+    """How far the job came: a job may end in the middle of a recovery, or without another step, and a plain script commits none."""
+    if incident.seconds_to_resume is None:
+        return "not in step again before the job ended"
+    back = "running again" if incident.scope == "job" else "in step again"
+    since = f"{back} after {duration(incident.seconds_to_resume)}"
+    return since + (
+        f", next step after {duration(incident.seconds_to_step)}" if incident.seconds_to_step is not None else ", no step since"
+    )
 
 
 def _bar(bar: Bar, total: float) -> str:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from instep.agent.launch import gpus
 from instep.cli.main import main
-from instep.cli.run import ranks
+from instep.cli.run import count
 from instep.errors import UsageError
 
 from .jobs import FAKE, Cli
@@ -31,6 +32,7 @@ def echo(tmp_path: Path) -> str:
             ["--a_b"],
         ),
         (["--nproc-per-node", "2", "--"], ["-x"]),
+        (["--nproc-per-node", "2", "--nnodes=1:1", "--node_rank", "0", "--run-path", "--local-ranks-filter", "0,1", "-t", "0"], []),
     ],
 )
 def test_torchruns_flags(echo: str, tmp_path: Path, flags: list[str], arguments: list[str]) -> None:
@@ -40,7 +42,7 @@ def test_torchruns_flags(echo: str, tmp_path: Path, flags: list[str], arguments:
     told = sorted(json.loads(line.partition("] ")[2]) for line in out.splitlines())
     assert [t[:3] for t in told] == [["0", "2", arguments], ["1", "2", arguments]]
     assert told[0][3] == told[1][3]
-    assert ("--rdzv-backend, --rdzv-endpoint: not needed" in err) == (len(flags) > 5)
+    assert ("--rdzv-backend, --rdzv-endpoint: not needed" in err) == ("--rdzv_backend" in flags)
 
 
 def test_module_and_master_port(echo: str, tmp_path: Path) -> None:
@@ -82,6 +84,18 @@ def test_the_log_of_the_rank_that_failed_is_named(tmp_path: Path) -> None:
         (["--config", "missing.toml", __file__], "missing.toml"),
         (["--report-dir", "/proc/no", __file__], "--report-dir /proc/no"),
         (["--log-dir", "/proc/no", __file__], "cannot write logs to /proc/no"),
+        (["--no-python", "train.sh"], "--no-python: not supported: a rank is forked from a Python process"),
+        (["--numa-binding", "node", __file__], "--numa-binding: not supported; bind the job with numactl"),
+        (["--virtual-local-rank", __file__], "--virtual-local-rank: not supported"),
+        (["--duplicate-stdout-filters", "loss", __file__], "--duplicate-stdout-filters: not supported; --log-dir keeps all"),
+        (["--nnodes", "1:4", __file__], "only one machine"),
+        (["--node-rank", "1", __file__], "--node-rank 1: only one machine"),
+        (["-r", "3", __file__], "--redirects: say with --log-dir DIR"),
+        (["--local-ranks-filter", "1", __file__], "--local-ranks-filter: say with --log-dir DIR"),
+        (["--local-ranks-filter", "all", __file__], "--local-ranks-filter all: expected ranks"),
+        (["--tee", "5", __file__], "--tee 5: expected 0, 1 (stdout)"),
+        (["--redirects", "0:3,1", __file__], "--redirects 0:3,1: expected"),
+        (["--shutdown-timeout", "-1", __file__], "deadlines.shutdown"),
     ],
 )
 def test_bad_usage_is_one_message_and_exit_two(
@@ -102,9 +116,99 @@ def test_an_unknown_flag_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--no-such-flag" in capsys.readouterr().err
 
 
-def test_ranks() -> None:
-    assert ranks("3") == 3
-    assert ranks("cpu") == len(os.sched_getaffinity(0))
-    assert ranks("auto") >= 1
-    with pytest.raises(UsageError, match="expected a positive number"):
-        ranks("-1")
+def test_count_of_ranks() -> None:
+    assert count("3", flag="-n") == 3
+    assert count("cpu", flag="-n") == len(os.sched_getaffinity(0))
+    assert count("auto", flag="-n") >= 1
+    for wrong in ("-1", "xpu"):
+        with pytest.raises(UsageError, match=f"-n {wrong}: expected a positive number"):
+            count(wrong, flag="-n")
+
+
+@pytest.mark.parametrize(
+    ("listed", "seen"),
+    [(None, 3), ("", 0), ("-1", 0), ("0,2", 2), ("0, 1", 2), ("0,7,1", 1), ("GPU-8932f937,GPU-8932f938", 2), ("MIG-1", 1)],
+)
+def test_gpus_are_those_that_the_script_would_see(tmp_path: Path, listed: str | None, seen: int) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    environ = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
+    assert gpus(dev=tmp_path, environ=environ) == seen
+    assert gpus(dev=tmp_path / "none", environ=environ) == 0
+
+
+def test_the_first_line_says_what_is_started(echo: str, tmp_path: Path) -> None:
+    with Cli(["--nproc-per-node", "2", "--log-dir", "logs", echo], tmp_path) as cli:
+        _, _, err = cli.end()
+    assert err.splitlines() == ["instep: starting echo_args.py on 2 ranks; plugins: none; logs in logs"]
+    with Cli(["--json", "-m", "echo_args"], tmp_path) as cli:
+        _, _, err = cli.end()
+    assert err == ""
+
+
+def test_flags_that_mean_nothing_here_say_so(echo: str, tmp_path: Path) -> None:
+    flags = ["--monitor-interval", "5", "--start-method=spawn", "--role", "trainer", "--tee", "3", "-r", "1", "--event_log_handler", "null"]
+    with Cli([*flags, echo], tmp_path) as cli:
+        code, out, err = cli.end()
+    assert (code, out.count("[rank 0] ")) == (0, 1)
+    notes = [line.removeprefix("instep: ").partition(":")[0] for line in err.splitlines()[:-1]]
+    assert notes == ["--role", "--monitor-interval", "--start-method", "--event-log-handler", "--tee", "--redirects"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        (["-r", "0:3"], {1, 2}),
+        (["-r3"], set()),
+        (["-r", "3", "-t", "1:3"], {1}),
+        (["--local-ranks-filter", "0,2"], {0, 2}),
+        (["-t3"], {0, 1, 2}),
+    ],
+)
+def test_redirected_output_is_in_the_log_and_not_on_the_console(echo: str, tmp_path: Path, flags: list[str], shown: set[int]) -> None:
+    with Cli([*flags, "--nproc-per-node", "3", "--log-dir", "logs", echo], tmp_path) as cli:
+        code, out, err = cli.end()
+    assert code == 0, err
+    assert {int(line.partition("]")[0].removeprefix("[rank ")) for line in out.splitlines()} == shown
+    assert [json.loads((tmp_path / "logs" / f"rank-{rank}.log").read_text())[0] for rank in range(3)] == ["0", "1", "2"]
+
+
+PRINTS = """
+import os, sys, time
+print("up", flush=True)
+deadline = time.monotonic() + 30
+while not os.path.exists("closed") and time.monotonic() < deadline:
+    time.sleep(0.01)
+for i in range(1000):
+    print("x" * 100)
+open(f"done-{os.environ['RANK']}", "w").close()
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(("flags", "code"), [([], 0), (["--json"], 0), (["--log-dir", "logs"], 3)])
+def test_a_closed_pipe_takes_nothing_but_the_output(tmp_path: Path, flags: list[str], code: int) -> None:
+    (tmp_path / "prints.py").write_text(PRINTS)
+    with Cli(["--nproc-per-node", "2", *flags, "prints.py", str(code)], tmp_path) as cli:
+        assert cli.process.stdout is not None
+        assert cli.process.stdout.readline().endswith("up\n")
+        cli.process.stdout.close()
+        (tmp_path / "closed").touch()
+        ended, _, err = cli.end()
+    assert ended == code, err
+    assert sorted(path.name for path in tmp_path.glob("done-*")) == ["done-0", "done-1"]
+    assert err.count("the ranks' output cannot be written any more (Broken pipe)") == 1
+    assert "Traceback" not in err
+    assert "Exception ignored" not in err
+
+
+def test_nobody_reads_at_all(tmp_path: Path) -> None:
+    (tmp_path / "prints.py").write_text(PRINTS)
+    (tmp_path / "closed").touch()
+    with Cli(["--nproc-per-node", "2", "--json", "prints.py", "0"], tmp_path) as cli:
+        assert cli.process.stdout is not None
+        assert cli.process.stderr is not None
+        cli.process.stdout.close()
+        cli.process.stderr.close()
+        assert cli.process.wait(30) == 0
+    assert len(list(tmp_path.glob("done-*"))) == 2

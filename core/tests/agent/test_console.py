@@ -93,3 +93,43 @@ def test_nameless_logs_leave_no_file_and_give_shown_blocks_back(tmp_path: Path, 
             pass
     assert os.fstat(logs.fd(0)).st_blocks * 512 < 12 << 20
     logs.close()
+
+
+def test_a_stream_that_cannot_be_written_is_given_up_and_said(logs: Logs) -> None:
+    err = io.StringIO()
+    with open("/dev/full", "w") as full:
+        console = Console(logs, 2, out=full, err=err)
+        os.write(logs.fd(0), b"one\n")
+        console.poll(0.0, None)
+        os.write(logs.fd(1), b"two\n")
+        console.end()
+    assert err.getvalue().splitlines() == [
+        "instep: the ranks' output cannot be written any more (No space left on device); their logs keep it; the job goes on"
+    ]
+
+
+def test_a_lost_terminal_is_silence(logs: Logs) -> None:
+    with open("/dev/full", "w") as full:
+        console = Console(logs, 2, out=full, err=full)
+        console.say("hello")
+        os.write(logs.fd(0), b"one\n")
+        console.poll(0.0, Status(step=1, incidents=0))
+        console.end()
+
+
+def test_hidden_ranks_are_read_and_not_shown(logs: Logs) -> None:
+    out = io.StringIO()
+    console = Console(logs, 2, out=out, err=None, hidden={1})
+    os.write(logs.fd(0), b"one\n")
+    os.write(logs.fd(1), b"two\nrest")
+    console.end()
+    assert out.getvalue() == "[rank 0] one\n"
+    assert logs.read(1) == b""
+
+
+def test_what_a_terminal_cannot_show_is_spelt_out(logs: Logs) -> None:
+    shown = io.BytesIO()
+    console = Console(logs, 2, out=io.TextIOWrapper(shown, encoding="ascii"), err=None)
+    os.write(logs.fd(0), "grün\n".encode())
+    console.poll(0.0, None)
+    assert shown.getvalue() == b"[rank 0] gr\\xfcn\n"
