@@ -10,6 +10,11 @@ CHANNEL = "INSTEP_CHANNEL"
 BIRTH = "INSTEP_BIRTH"
 
 
+def inherited() -> dict[str, str]:
+    """The environment of this process without the channel: for processes that it starts and that are not this rank."""
+    return {name: value for name, value in os.environ.items() if name not in {CHANNEL, BIRTH}}
+
+
 @dataclass(frozen=True)
 class Channel:
     """File descriptors that a worker inherits: control socket, record, tape of set-up results, and the barrier of the machine."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
-from instep.agent.channel import BIRTH, CHANNEL
+from instep.agent.channel import inherited
 from instep.agent.events import Action, Event
 from instep.agent.spawner import Warmth
 from instep.agent.task import WARM, Task
@@ -58,7 +58,7 @@ class Launch:
 
     def environment(self) -> dict[str, str]:
         """What every process of the job gets: this process's environment, ``env``, and what torchrun sets unless it is set already."""
-        base = {k: v for k, v in os.environ.items() if k not in {CHANNEL, BIRTH}} | dict(self.env)
+        base = inherited() | dict(self.env)
         if self.nproc > 1 and "OMP_NUM_THREADS" not in base:
             base["OMP_NUM_THREADS"] = "1"
         return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"} | base

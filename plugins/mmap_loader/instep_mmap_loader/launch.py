@@ -1,23 +1,16 @@
-"""Starts the producer: a fresh interpreter in a session of its own, no child of the trainer, so that it outlives it."""
+"""Starts the producer: a fresh interpreter in a session of its own, no child of the trainer, so that it outlives it.
+
+It sees the trainer's environment, as the workers of ``DataLoader`` do: data sets read their rank and thread counts there.
+"""
 
 import os
 import stat
 import subprocess
 import sys
 
+from instep.agent.channel import inherited
 from instep_mmap_loader.recipe import Payload, Settings
 
-_NOT_ITS = (
-    "INSTEP_CHANNEL",
-    "INSTEP_BIRTH",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1])['path']; from instep_mmap_loader.boot import main; main(sys.argv[1:])"
 
 
@@ -27,14 +20,13 @@ def launch(settings: Settings, payload: Payload, lock: int) -> "subprocess.Popen
     try:
         with open(memory, "wb", closefd=False) as file:
             payload.write(file)
-        environment = {k: v for k, v in os.environ.items() if k not in _NOT_ITS}  # noqa: TID251 - starts a process
         return subprocess.Popen(
             [sys.executable, "-c", _BOOT, settings.json(), str(memory), str(lock)],
             pass_fds=[memory, lock],
             stdin=subprocess.DEVNULL,
             stdout=_lasting(1),
             stderr=_lasting(2),
-            env=environment,
+            env=inherited(),
             start_new_session=True,
         )
     finally:
