@@ -87,6 +87,9 @@ class StatefulCursor(PassCursor):
         if self._asked != now:
             with unmoved():
                 self._answer = self._loader().state_dict()
+                if not self._started:
+                    # StatefulDataLoader opens a pass to tell, in the order of the epoch that its sampler has now
+                    self._loader().load_state_dict(self._answer)
             self._asked = now
         return {"started": self._started, "delivered": self.delivered, "loader": self._answer}
 

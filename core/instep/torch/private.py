@@ -52,7 +52,7 @@ class Private:
         self._flags: list[nn.Module] = []
         self._buffers = Buffers({})
         self._slots: Slots | None = None
-        self._rng = b""
+        self._rng: rng.Parts = (b"",) * 4
         self._generators = rng.Generators()
 
     def add_module(self, name: str, module: nn.Module) -> None:
@@ -102,7 +102,7 @@ class Private:
 
     def drew(self) -> bool:
         """Whether a random generator moved since the last ``write``."""
-        return self._generators.capture() != self._rng
+        return self._generators.parts() != self._rng
 
     def digests(self) -> dict[str, str]:
         """A digest for each piece of private state, by name."""
@@ -115,15 +115,15 @@ class Private:
         return out
 
     def _meta(self) -> bytes:
-        self._rng = self._generators.capture()
-        flags = self._training()
+        self._rng = self._generators.parts()
+        generators, flags = rng.join(self._rng), self._training()
         tree = codec.encode(
             {
                 "cursors": {name: cursor.state() for name, cursor in self._cursors.items()},
                 "objects": {name: obj.state_dict() for name, obj in self._objects.items()},
             }
         )
-        return _HEAD.pack(len(self._rng), len(flags), len(tree)) + self._rng + flags + tree
+        return _HEAD.pack(len(generators), len(flags), len(tree)) + generators + flags + tree
 
     def _load_meta(self, meta: bytes) -> None:
         rng_size, flag_size, tree_size = _HEAD.unpack_from(meta)
@@ -142,7 +142,7 @@ class Private:
         rng.restore(meta[at : at + rng_size])
 
     def _training(self) -> bytes:
-        return bytes(module.training for module in self._flags)
+        return bytes([module.training for module in self._flags])
 
     def _ready(self) -> Slots:
         if self._slots is None:

@@ -14,15 +14,19 @@ _MT19937 = 625 * 4
 """Bytes of a Mersenne twister in memory: its words and the position in them."""
 
 
+Parts = tuple[bytes, bytes, bytes, bytes]
+"""States of python's, torch's, the CUDA device's and numpy's generator."""
+
+
 class Generators:
     """Captures again and again. Python's and numpy's generators are asked only when their memory has moved: a tenth of the time."""
 
     def __init__(self) -> None:
         self._python, self._numpy = _Python(), _Numpy()
 
-    def capture(self) -> bytes:
-        """All generator states, as bytes: equal bytes mean equal draws to come."""
-        return _join(self._python.read(), _torch(), _cuda(), self._numpy.read())
+    def parts(self) -> Parts:
+        """The state of each generator: equal ones mean equal draws to come."""
+        return self._python.read(), _torch(), _cuda(), self._numpy.read()
 
 
 class _Python:
@@ -70,7 +74,12 @@ class _Numpy:
 
 def capture() -> bytes:
     """All generator states, as bytes: equal bytes mean equal draws to come."""
-    return _join(_python(), _torch(), _cuda(), _numpy())
+    return join((_python(), _torch(), _cuda(), _numpy()))
+
+
+def join(parts: Parts) -> bytes:
+    """Parts as ``restore`` takes them."""
+    return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
 
 
 def restore(state: bytes) -> None:
@@ -99,10 +108,6 @@ def seed_all(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-def _join(*parts: bytes) -> bytes:
-    return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
-
-
 def _torch() -> bytes:
     return torch.get_rng_state().numpy().tobytes()
 
@@ -129,6 +134,6 @@ def _set_numpy(state: bytes) -> None:
 
 
 def _cuda() -> bytes:
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():
         return b""
     return torch.cuda.get_rng_state().numpy().tobytes()
