@@ -414,6 +414,44 @@ def test_state_of_such_a_loader_is_asked_for_once_a_batch() -> None:
     assert loader.asked == 1
 
 
+class Eager:
+    """Opens a pass when it is asked for its position, in the order of the epoch that it has then, as StatefulDataLoader does."""
+
+    def __init__(self) -> None:
+        self.at, self.epoch = 0, 0
+        self.opened: list[tuple[int, int]] | None = None
+
+    def _open(self) -> list[tuple[int, int]]:
+        if self.opened is None:
+            self.opened = [(self.epoch, number) for number in range(self.at, 5)]
+        return self.opened
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for place in self._open():
+            self.at += 1
+            yield torch.tensor(place)
+
+    def state_dict(self) -> dict[str, int]:
+        self._open()
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.opened = state["at"], None
+
+
+def test_the_position_is_asked_for_before_the_first_pass_without_fixing_its_order() -> None:
+    loader = Eager()
+    loader.load_state_dict({"at": 3})
+    cursor = adopted(loader)
+    told = cursor.state()
+    loader.epoch = 7
+    assert next(iter(loader)).tolist() == [7, 3]
+    cursor.load(told)
+    cursor.state()
+    loader.epoch = 8
+    assert next(iter(loader)).tolist() == [8, 3]
+
+
 @pytest.mark.parametrize(
     ("generator", "draw"),
     [
