@@ -97,5 +97,5 @@ def test_a_loaded_job_goes_on_with_the_next_batch(
     monkeypatch.chdir(tmp_path)
     whole = train(tmp_path, server, kind, save, 0, kills=[(1, 5), (2, save)])
     assert list(whole) == list(range(1, STEPS + 1))
-    rest = train(tmp_path, server, kind, 0, save, kills=[(0, save), (1, save + 2)])
+    rest = train(tmp_path, server, kind, 0, save, kills=[(0, save + 1), (1, save + 3)])
     assert rest == {step: samples for step, samples in whole.items() if step > save}
