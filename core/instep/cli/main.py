@@ -32,6 +32,7 @@ COMMANDS = {
     "drill": Command("run a script with and without faults, and compare the two bit for bit", "instep.cli.drill:main"),
     "plugins": Command("list what is installed, what is enabled, and what is broken", "instep.cli.plugins:main"),
     "check": Command("check the configuration: each value, and where it comes from", "instep.cli.check:main"),
+    "new": Command("write a plugin distribution that passes its contract at once", "instep.cli.new:main"),
     "report": Command("draw the incidents of a run", "instep.cli.report:main"),
 }
 

@@ -24,6 +24,7 @@ class Device:
         else:
             self._device = dist.ProcessGroupGloo.create_device(interface=interface, lazy_init=False)
         self._prefix = ""
+        self._promised = 0
         own = self.probe()
         self.host, self.port = own.host, own.port
 
@@ -34,6 +35,20 @@ class Device:
         self._prefix = probe.prefix
         own = probe.own
         return Endpoint(own.host, own.port, own.first + 1)
+
+    def unused(self) -> Endpoint:
+        """Like ``probe``, behind every number that was promised before.
+
+        A peer may have connected to a promised number that this rank then never took: gloo would give its dead socket to the next group.
+        """
+        own = self.probe()
+        while own.first < self._promised:
+            own = self.probe()
+        return own
+
+    def promise(self, end: int) -> None:
+        """Peers were told of pair numbers below ``end``."""
+        self._promised = max(self._promised, end)
 
     def rendezvous(self, rank: int, endpoints: Mapping[int, Endpoint]) -> Rendezvous:
         """The rendezvous of a group that is to be connected on this device."""

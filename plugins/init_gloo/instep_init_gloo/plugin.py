@@ -43,12 +43,13 @@ class InitGloo(Plugin):
     def announce(self, groups: Sequence[Group]) -> Mapping[str, Json]:
         """The pair number that each group begins with on this rank, and the address of the device."""
         device = self._opened()
-        first = device.probe().first
+        first = device.unused().first
         pairs: dict[str, Json] = {}
         for group in groups:
             if group.backend == BACKEND:
                 pairs[group.name] = first
                 first += len(group.ranks)
+        device.promise(first)
         return {"host": device.host, "pairs": pairs}
 
     @hookimpl
