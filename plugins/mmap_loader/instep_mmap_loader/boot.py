@@ -31,7 +31,7 @@ def main(argv: list[str]) -> None:
         watch.start()
         _produce(argv[0], memory, folder, watch, generation)
         with folder.exclusive():
-            if not any(reader.alive() for reader in folder.readers().values()):
+            if not any(folder.readers()):
                 folder.remove()
     except BaseException:  # noqa: BLE001 - whatever it is, the trainer must learn of it and go on without the cache
         folder.note(PRODUCER, {**note, "failed": traceback.format_exc()[-3000:]})

@@ -37,6 +37,18 @@ class Arguments:
     rank: int | None
     world: int | None
     seed_samples: bool
+    readers: int = 1
+
+
+def shard(given: Arguments) -> tuple[int, int]:
+    """Which part of the data this rank reads, and of how many, as far as can be told: the caches' names and fingerprints differ by it."""
+    if given.rank is not None and given.world is not None:
+        return given.rank, given.world
+    for owner in (given.sampler, given.batch_sampler, getattr(given.batch_sampler, "sampler", None)):
+        for rank, world in (("rank", "num_replicas"), ("data_parallel_rank", "data_parallel_size")):
+            if isinstance(found := getattr(owner, rank, None), int):
+                return found, getattr(owner, world, 1)
+    return _position(given) if given.readers == 1 else (0, 1)
 
 
 def build(given: Arguments) -> tuple[Source, At]:
@@ -73,6 +85,11 @@ def _order(given: Arguments) -> Order:
     if given.sampler is not None:
         return SamplerOrder(given.sampler, given.batch_size or 1, whole=not given.drop_last, seed=given.seed, world=world)
     rank, world = _position(given)
+    if given.readers > 1 and given.rank is None and world > 1:
+        raise UsageError(
+            f"MmapLoader: readers={given.readers} ranks of {world} read the same batches, so rank= and world= must tell which; give the "
+            "data-parallel rank and size"
+        )
     return GlobalOrder(
         len(cast(Sized, given.dataset)),
         given.batch_size or 1,

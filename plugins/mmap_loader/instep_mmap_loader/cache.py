@@ -146,11 +146,15 @@ class Cache:
         if remove:
             self._desk.leave()
             with self._folder.exclusive():
-                last = not any(reader.alive() for reader in self._folder.readers().values())
+                last = not any(self._folder.readers())
             if last and self._folder.there:
                 self._keeper.end()
                 self._folder.remove()
         self._keeper.close()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the descriptors of all that, as a forked child must: its parent reads on, and its death would not be seen."""
         self._desk.close()
         self._folder.close()
 
@@ -164,9 +168,10 @@ class Cache:
     def _ensure(self) -> None:
         """There is a living producer of this very stream."""
         self._looked = time.monotonic()
-        if not self._folder.there:
-            self._again()
-        self._keeper.ensure()
+        with contextlib.suppress(FileNotFoundError):  # somebody is removing the directory; the next look finds it gone
+            if not self._folder.there:
+                self._again()
+            self._keeper.ensure()
 
     def _wipe(self) -> None:
         """Records of another data set, seed or sharding are of no use."""

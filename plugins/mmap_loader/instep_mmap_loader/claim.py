@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from instep_mmap_loader.desk import Desk
-from instep_mmap_loader.errors import LoaderError
+from instep_mmap_loader.errors import LoaderError, NoRoom
 from instep_mmap_loader.folder import PRODUCER, Folder
 from instep_mmap_loader.process import Identity
 from instep_mmap_loader.recipe import Settings
@@ -30,15 +30,19 @@ def claim(run: Path, settings: Settings, reader: int) -> tuple[Folder, Desk]:
         except FileNotFoundError:
             folder.close()
             return claim(run, settings, reader)  # it was removed in that moment
-        except BaseException:
+        except NoRoom:
             folder.remove()
+            folder.close()
+            raise
+        except BaseException:
+            folder.close()
             raise
         if desk is not None:
             return folder, desk
         folder.close()
     raise LoaderError(
         f"reader {reader} of {run / names[0]} is in use by a living process: give each rank of the node its own reader=, and each of "
-        "several loaders its own name="
+        "several loaders its own name=; two jobs of one script differ by run="
     )
 
 

@@ -9,7 +9,7 @@ import xxhash
 
 from instep_mmap_loader.errors import LoaderError
 from instep_mmap_loader.files import allocate
-from instep_mmap_loader.folder import WAKE, Folder
+from instep_mmap_loader.folder import WAKE, Folder, locked
 from instep_mmap_loader.order import At
 from instep_mmap_loader.process import Identity
 
@@ -25,15 +25,11 @@ def reader_name(number: int) -> str:
 
 
 class Desk:
-    """One reader's page and pipes. ``take`` claims it; there is one living reader of each number."""
+    """One reader's page and pipes. ``take`` claims it; there is one living reader of each number, which has locked the page's file."""
 
-    def __init__(self, folder: Folder, number: int) -> None:
-        self._folder, self.number = folder, number
-        fd = folder.open(reader_name(number), os.O_RDWR)
-        try:
-            self._page = mmap.mmap(fd, 2 * _PAGE)
-        finally:
-            os.close(fd)
+    def __init__(self, folder: Folder, number: int, fd: int) -> None:
+        self._folder, self.number, self._fd = folder, number, fd
+        self._page = mmap.mmap(fd, 2 * _PAGE)
         self._wake = folder.pipe(WAKE)
         self.pipe = folder.pipe(f"{WAKE}-{number}")
 
@@ -42,18 +38,19 @@ class Desk:
         """Become reader ``number`` of a stream, ``None`` if a living process is it already. Raises ``NoRoom``."""
         name = reader_name(number)
         with folder.exclusive():
-            before = Identity.parse(folder.noted(name))
-            if before is not None and before.alive():
-                return None
             if not folder.there:
                 raise FileNotFoundError(folder.path)
             fd = folder.open(name, os.O_RDWR | os.O_CREAT)
             try:
+                if not locked(fd):
+                    os.close(fd)
+                    return None
                 allocate(fd, 2 * _PAGE)
-            finally:
+                folder.note(name, me.plain())
+                return cls(folder, number, fd)
+            except BaseException:
                 os.close(fd)
-            folder.note(name, me.plain())
-        return cls(folder, number)
+                raise
 
     def stand(self, delivered: At, committed: At) -> None:
         """Tell where this reader stands, and wake the producer."""
@@ -78,8 +75,8 @@ class Desk:
     def close(self) -> None:
         """Close everything."""
         self._page.close()
-        os.close(self._wake)
-        os.close(self.pipe)
+        for fd in (self._wake, self.pipe, self._fd):
+            os.close(fd)
 
 
 class Standing:

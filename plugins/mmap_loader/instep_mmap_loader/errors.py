@@ -12,4 +12,4 @@ class Refused(InstepError):  # noqa: N818 - never leaves the loader
 
 
 class NoRoom(InstepError):  # noqa: N818 - never leaves the loader
-    """Shared memory is too small. The loader goes on without the cache."""
+    """Shared memory is too small, or no producer stays alive. The loader goes on without the cache."""

@@ -1,7 +1,7 @@
 """The directories of the cache: one per user, run and stream, private to the user; every file is opened relative to them, without links.
 
 Below the top directory: ``<run>/<stream>`` with ``lock`` (held by the producer as long as it lives), ``producer`` (who that is),
-``reader-K`` (where each reader stands, and who it is), ``wake`` and ``wake-K`` (pipes to wake the producer and each reader), ``seek-K``
+``reader-K`` (where each reader stands, and who it is; locked as long as it lives), ``wake`` and ``wake-K`` (pipes to wake the producer and each reader), ``seek-K``
 (the state of a stateful source), ``r-EPOCH-SAMPLE`` (records) and ``free-N`` (files to be recycled).
 """
 
@@ -12,16 +12,17 @@ import json
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
 from instep_mmap_loader.errors import LoaderError, NoRoom
-from instep_mmap_loader.process import Identity
 
 LOCK, PRODUCER, WAKE = "lock", "producer", "wake"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - each directory below it is private and checked
 _TRIES = 20
+_PATIENCE = 10.0
 _NOTE = 4096
 
 
@@ -93,9 +94,13 @@ class Folder:
         return fd
 
     @contextlib.contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """For a moment, no other process claims anything here."""
-        fcntl.flock(self.fd, fcntl.LOCK_EX)
+    def exclusive(self, *, seconds: float = _PATIENCE) -> Iterator[None]:
+        """For a moment, no other process claims anything here. Raises ``LoaderError`` if one holds on to it for so long."""
+        until = time.monotonic() + seconds
+        while not locked(self.fd):
+            if time.monotonic() > until:
+                raise LoaderError(f"a process that uses {self.path} is stopped while it claims it; end that process (fuser {self.path})")
+            time.sleep(0.002)
         try:
             yield
         finally:
@@ -104,12 +109,10 @@ class Folder:
     def lock(self) -> int | None:
         """Become the producer's parent: the file descriptor of its lock, or ``None`` while a producer lives."""
         fd = self.open(LOCK, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return None
-        return fd
+        if locked(fd):
+            return fd
+        os.close(fd)
+        return None
 
     def note(self, name: str, content: Mapping[str, object]) -> None:
         """Write a small JSON file in place; its only page is allocated when it is first written."""
@@ -156,12 +159,19 @@ class Folder:
         """All files."""
         return os.listdir(self.fd)
 
-    def readers(self) -> dict[int, Identity]:
-        """Who reads here, dead ones included."""
-        found = {
-            int(name[7:]): Identity.parse(self.noted(name)) for name in self.names() if name.startswith("reader-") and name[7:].isdigit()
-        }
-        return {number: identity for number, identity in found.items() if identity is not None}
+    def readers(self) -> list[bool]:
+        """For each reader that did not leave, whether it lives. Called inside ``exclusive``: looking at a lock takes it for a moment."""
+        return [self.held(name) for name in self.names() if name.startswith("reader-") and self.noted(name)]
+
+    def held(self, name: str) -> bool:
+        """Whether a living process has locked a file."""
+        try:
+            fd = self.open(name, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        free = locked(fd)
+        os.close(fd)
+        return not free
 
     def remove(self) -> None:
         """Remove the directory, and those above it if they are empty now."""
@@ -174,6 +184,15 @@ class Folder:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def locked(fd: int) -> bool:
+    """Lock an open file until it is closed, unless another process has. The kernel ends the lock with its process, in any pid namespace."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def top(directory: str) -> Path:
@@ -202,14 +221,13 @@ def _dead(run: Path) -> bool:
         folder = Folder.find(path)
         if folder is None:
             continue
-        lock = None
         try:
-            lock = folder.lock()
-            if lock is None or any(identity.alive() for identity in folder.readers().values()):
-                return False
+            with folder.exclusive(seconds=0):
+                if folder.held(LOCK) or any(folder.readers()):
+                    return False
+        except LoaderError:
+            return False  # somebody is claiming it
         finally:
-            if lock is not None:
-                os.close(lock)
             folder.close()
     return True
 

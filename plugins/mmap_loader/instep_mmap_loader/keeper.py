@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 
-from instep_mmap_loader.errors import LoaderError, NoRoom
+from instep_mmap_loader.errors import NoRoom
 from instep_mmap_loader.folder import PRODUCER, Folder
 from instep_mmap_loader.launch import launch
 from instep_mmap_loader.process import Identity, end
@@ -37,8 +37,7 @@ class Keeper:
         """There is a living producer of this very stream; start one if not.
 
         Raises:
-            NoRoom: the last one said why there can be none.
-            LoaderError: each one dies before it makes a batch.
+            NoRoom: the last one said why there can be none, or each one dies before it makes a batch.
         """
         if self._starting is not None and self._starting.poll() is not None:
             self._starting = None
@@ -51,7 +50,7 @@ class Keeper:
             if failed is not None and self._launches:
                 raise NoRoom(str(failed))
             if self._launches >= _MOST_LAUNCHES:
-                raise LoaderError(f"the producer of {self._folder.path} died {self._launches} times in a row without making a batch")
+                raise NoRoom(f"the producer of {self._folder.path} died {self._launches} times in a row without making a batch")
             self._launches += 1
             self._folder.reserve(PRODUCER)
             self._starting = launch(self._settings, self._payload, lock)

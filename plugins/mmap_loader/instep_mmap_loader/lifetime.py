@@ -1,8 +1,10 @@
 """When a loader's cache is given back: with the loader, at a clean end of the process, or by the plugin."""
 
 import atexit
+import os
 import sys
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING
 
 from instep_mmap_loader.cache import Cache
@@ -19,6 +21,7 @@ def close_with(loader: "MmapLoader", cache: Cache) -> "weakref.finalize[[Cache],
     finalizer = weakref.finalize(loader, _leave, cache)
     finalizer.atexit = False
     atexit.register(_at_exit, weakref.ref(loader))
+    os.register_at_fork(after_in_child=partial(_forked, weakref.ref(loader)))
     return finalizer
 
 
@@ -33,6 +36,12 @@ def enlist(loader: "MmapLoader") -> None:
 
 def _leave(cache: Cache) -> None:
     cache.close(remove=True)
+
+
+def _forked(reference: "weakref.ref[MmapLoader]") -> None:
+    loader = reference()
+    if loader is not None:
+        loader.abandon()
 
 
 def _at_exit(reference: "weakref.ref[MmapLoader]") -> None:

@@ -20,7 +20,7 @@ from instep import codec
 from instep.errors import UsageError
 from instep.torch.sampling import unmoved
 from instep_mmap_loader.agree import agree
-from instep_mmap_loader.build import Arguments, build
+from instep_mmap_loader.build import Arguments, build, shard
 from instep_mmap_loader.cache import Cache
 from instep_mmap_loader.errors import LoaderError, NoRoom
 from instep_mmap_loader.lifetime import close_with, enlist
@@ -77,11 +77,10 @@ class MmapLoader:
         # fmt: on
         if importing():
             raise LoaderError("the script builds its loader when it is imported: put that below `if __name__ == '__main__':`")
-        self._source, first = build(
-            Arguments(
-                dataset, batch_size, shuffle, sampler, batch_sampler, collate_fn, drop_last, seed, rank, world, seed_samples=seed_samples
-            )
+        given = Arguments(
+            dataset, batch_size, shuffle, sampler, batch_sampler, collate_fn, drop_last, seed, rank, world, seed_samples, readers
         )
+        self._source, first = build(given)
         self.dataset, self.batch_size, self.seed, self.pin_memory = dataset, batch_size, seed, pin_memory
         self._timeout, self._group = timeout, group
         self._next = self._committed = first
@@ -91,7 +90,7 @@ class MmapLoader:
         self._held: Content | None = None
         self._walk: Iterator[Leg] | None = None
         self._walked = first
-        options = Options(name, prefetch, lookback, num_workers, directory, capacity, idle, identity, run, readers, reader)
+        options = Options(name, prefetch, lookback, num_workers, directory, capacity, idle, identity, run, readers, reader, shard(given))
         self._cache = open_cache(self._source, options, worker_init_fn, collate_fn, self._allocate) if cache else None
         if self._cache is not None:
             self._finalizer = close_with(self, self._cache)
@@ -166,6 +165,13 @@ class MmapLoader:
         if cache is not None:
             self._finalizer.detach()
             cache.close(remove=True)
+
+    def abandon(self) -> None:
+        """In a forked child of the trainer: the cache is the parent's, here batches are fetched without it."""
+        cache, self._cache = self._cache, None
+        if cache is not None:
+            self._finalizer.detach()
+            cache.abandon()
 
     def following(self) -> object:
         """The next batch of the pass. Raises ``StopIteration`` at its end, ``LoaderError`` for what the data set raised."""

@@ -36,6 +36,7 @@ class Options:
     run: str | None
     readers: int
     reader: int
+    shard: tuple[int, int]
 
 
 def open_cache(
@@ -58,7 +59,7 @@ def open_cache(
     owner = agent()
     settings = Settings(
         folder="",
-        name=options.name if not isinstance(source, MapSource) else f"{options.name}-{_rank(source)}",
+        name=f"{options.name}-{options.shard[0]}",
         fingerprint=_fingerprint(source, options, payload, init, collate),
         workers=1 if source.sequential else max(1, options.workers),
         readers=options.readers,
@@ -92,19 +93,15 @@ def _fingerprint(source: Source, options: Options, payload: Payload, init: Worke
     code: list[object] = [thing for thing in (init, collate) if thing is not None]
     if isinstance(source, MapSource):
         code += [type(source.dataset), *([type(source.order.sampler)] if hasattr(source.order, "sampler") else [])]
-        settings = [source.order.identity(), source.batched, source.seed, source.seed_samples]
+        settings = [*options.shard, source.order.identity(), source.batched, source.seed, source.seed_samples]
     else:
         code.append(type(source.source))
-        settings = [source.stride, source.seed]
+        settings = [*options.shard, source.stride, source.seed]
     return fingerprint(options.identity if options.identity is not None else payload.digest(), settings=settings, code=code)
 
 
 def _digest(text: str) -> str:
     return xxhash.xxh3_64_hexdigest(text.encode())
-
-
-def _rank(source: MapSource) -> int:
-    return int(getattr(source.order, "rank", 0))
 
 
 def _check(options: Options) -> None:

@@ -63,10 +63,14 @@ class Producer:
                     self._pool.forget()
             if (now := time.monotonic()) - before < _POLL:
                 continue
-            readers = self._folder.readers()
+            try:
+                with self._folder.exclusive(seconds=0):
+                    readers = self._folder.readers()
+            except LoaderError:
+                continue  # somebody is claiming a place
             if self._standings and not readers:
                 return
-            alone = 0.0 if any(reader.alive() for reader in readers.values()) else alone + min(now - before, _LONGEST_TICK)
+            alone = 0.0 if any(readers) else alone + min(now - before, _LONGEST_TICK)
             before = now
 
     def _told(self) -> list[At]:
