@@ -1,8 +1,8 @@
 """The directories of the cache: one per user, run and stream, private to the user; every file is opened relative to them, without links.
 
 Below the top directory: ``<run>/<stream>`` with ``lock`` (held by the producer as long as it lives), ``producer`` (who that is),
-``reader-K`` (where each reader stands, and who it is; locked as long as it lives), ``wake`` and ``wake-K`` (pipes to wake the producer and each reader), ``seek-K``
-(the state of a stateful source), ``r-EPOCH-SAMPLE`` (records) and ``free-N`` (files to be recycled).
+``reader-K`` (where each reader stands, and who it is; locked as long as it lives), ``wake`` and ``wake-K`` (pipes to wake the producer
+and each reader), ``seek-K`` (the state of a stateful source), ``r-EPOCH-SAMPLE`` (records) and ``free-N`` (files to be recycled).
 """
 
 import contextlib

@@ -26,6 +26,7 @@ _ALIGN = 64
 _CHUNK = 1 << 18
 _BLANK = "0" * 16
 _MOST_HEADER = 1 << 24
+_FORGED = (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError)
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
     torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -118,13 +119,13 @@ def read(
     if begin + used > len(source):
         raise Refused(f"it ends at byte {len(source)}, its data at {begin + used}")
     flat = (allocate or _allocate)(used)
-    digest = xxhash.xxh3_64(header.replace(told.encode(), _BLANK.encode(), 1))
+    digest = xxhash.xxh3_64(header.replace(told.encode(errors="replace"), _BLANK.encode(), 1))
     _copy(source[begin : begin + used], flat.numpy(), 0, digest)
     if digest.hexdigest() != told:
         raise Refused(f"its checksum is {digest.hexdigest()}, its header says {told}")
     try:
         return _content(label, sections, flat)
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, InstepError) as error:
+    except (*_FORGED, InstepError) as error:
         raise Refused(f"its header is forged: {type(error).__name__}: {error}") from error
 
 
@@ -143,7 +144,7 @@ def _content(label: Label, sections: "Sections", flat: torch.Tensor) -> Content:
     tensors = []
     for name, (dtype, shape) in zip(names, kinds, strict=True):
         part = flat[sections[name].begin : sections[name].end]
-        tensors.append(part.view(dtype).reshape(shape) if len(part) else torch.empty(shape, dtype=dtype))
+        tensors.append((part.view(dtype) if len(part) else torch.empty(0, dtype=dtype)).reshape(shape))
     state = _bytes(sections["state"], flat) if "state" in sections else None
     return Content(label, codec.decode(tree, tensors), state, size=len(flat))
 
@@ -202,7 +203,7 @@ def _parse(source: "np.ndarray[tuple[int], np.dtype[np.uint8]]") -> tuple[bytes,
     header = source[_LENGTH.size : _LENGTH.size + length].tobytes()
     try:
         head = json.loads(header)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(f"its header is no JSON: {error}") from error
     if not isinstance(head, dict):
         raise Refused("its header is no JSON object")
@@ -231,7 +232,7 @@ def _label(head: dict[str, object]) -> tuple[Label, Sections, int, str]:
         at, following = (At(*map(int, metadata[key].split(","))) for key in ("at", "next"))
         label = Label(cast(Kind, kind), at, following, metadata["fingerprint"], int(metadata["generation"]))
         sections = {name: _parsed(cast(dict[str, object], part)) for name, part in head.items() if name not in ("__metadata__", "pad")}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except _FORGED as error:
         raise Refused(f"its header is forged or damaged: {type(error).__name__}: {error}") from error
     inside = all(0 <= section.begin <= section.end <= used for section in sections.values())
     if kind not in ("batch", "end", "error", "bypass") or not inside or "tree" not in sections or len(told) != len(_BLANK):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import xxhash
 
 from instep import codec
 from instep.errors import UsageError
@@ -96,3 +97,51 @@ def test_a_forged_header_is_refused(old: bytes, new: bytes) -> None:
     data = whole.replace(old, new)[: len(whole)]
     with pytest.raises(Refused):
         read(np.frombuffer(data, np.uint8), fingerprint=LABEL.fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("__metadata__",), []),
+        (("__metadata__", "xxh3"), "\ud800" * 16),
+        (("__metadata__", "used"), "1e9"),
+        (("__metadata__", "at"), "1,2,3"),
+        (("t0", "data_offsets"), [0, float("inf")]),
+        (("t0", "data_offsets"), [8, 0]),
+        (("t0", "shape"), [1 << 70]),
+        (("t0", "shape"), [-1]),
+        (("t0", "shape"), [[1]]),
+        (("t0", "dtype"), ["F32"]),
+        (("t1", "shape"), [1 << 40]),
+        (("t1",), None),
+        (("tree",), {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}),
+    ],
+    ids=str,
+)
+def test_a_forger_who_knows_the_checksum_is_refused_too(place: tuple[str, ...], value: object) -> None:
+    """Nothing but ``Refused`` comes out, whatever the header says, and no memory is taken on its word."""
+    data = written({"full": torch.arange(12).reshape(3, 4), "empty": torch.empty(0, 5)}).tobytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    tree = json.loads(data[8:begin])
+    target = tree
+    for key in place[:-1]:
+        target = target[key]
+    target[place[-1]] = value
+    metadata = tree["__metadata__"]
+    if isinstance(metadata, dict) and place[-1] != "xxh3":
+        metadata["xxh3"] = "0" * 16
+        used = int(json.loads(data[8:begin])["__metadata__"]["used"])
+        header = json.dumps(tree).encode()
+        digest = xxhash.xxh3_64_hexdigest(header + data[begin : begin + used])
+        data = len(header).to_bytes(8, "little") + header.replace(b"0" * 16, digest.encode(), 1) + data[begin:]
+    else:
+        header = json.dumps(tree).encode()
+        data = len(header).to_bytes(8, "little") + header + data[begin:]
+    with pytest.raises(Refused):
+        read(np.frombuffer(data, np.uint8), fingerprint=LABEL.fingerprint)
+
+
+def test_a_header_that_nests_for_ever_is_refused() -> None:
+    header = b"[" * 200_000
+    with pytest.raises(Refused, match="no JSON"):
+        read(np.frombuffer(len(header).to_bytes(8, "little") + header, np.uint8), fingerprint="f")
