@@ -2,7 +2,7 @@
 
     python benchmarks/recovery_time.py --params 1M 25M --ranks 2 3 4 --kills 10 --json
 
-Each row is one job of `examples/train_gpt.py` with its ranks killed in turn, at places drawn from a seed. The baseline trains the same
+Each row is one job of `recovery_job.py` with its ranks killed in turn, at places drawn from a seed. The baseline trains the same
 model under torchrun with a checkpoint every 50 steps; its time runs from SIGKILL to the end of the first step after the restart, and to
 the step at which the lost steps are made up for.
 """
@@ -25,20 +25,17 @@ from instep.agent.agent import Launch, run
 from instep.messages import Injection
 from instep.model import IncidentReport
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+JOB = str(Path(__file__).with_name("recovery_job.py"))
 GAP = 6
 """Steps between two kills."""
-BATCH = 1
-"""Sequences of 64 bytes a rank and step: small, so that the time of a step itself does not hide the recovery."""
 
 
 def instep_row(params: str, ranks: int, kills: int) -> dict[str, object]:
     """One job with `kills` kills: medians of seconds, and of the slowest rank in each phase."""
     draw = random.Random(0)
     placed = [Injection(id=i, rank=i % ranks, kind="kill", step=(i + 1) * GAP, point=draw.choice(drill.ANYWHERE)) for i in range(kills)]
-    script = str(EXAMPLES / "train_gpt.py")
-    args = ("--params", params, "--batch", str(BATCH), "--steps", str((kills + 2) * GAP), "--every", "100000")
-    outcome = run(Launch(script=script, args=args, nproc=ranks, config=config.load().config, injections=tuple(placed), quiet=True))
+    args = ("--params", params, "--steps", str((kills + 2) * GAP))
+    outcome = run(Launch(script=JOB, args=args, nproc=ranks, config=config.load().config, injections=tuple(placed), quiet=True))
     if outcome.code or len(outcome.incidents) != kills:
         raise SystemExit(
             f"{params} on {ranks} ranks: code {outcome.code}, {len(outcome.incidents)} of {kills} incidents: {outcome.message}"
@@ -73,8 +70,8 @@ def torchrun_row(params: str, ranks: int, kills: int) -> dict[str, object]:
     at = [first + 70 * i for i in range(kills)]
     with tempfile.TemporaryDirectory(prefix="instep-bench-") as directory:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--max-restarts", str(kills)]
-        command += [str(Path(__file__).with_name("torchrun_gpt.py")), "--directory", directory, "--params", params]
-        command += ["--batch", str(BATCH), "--steps", str(at[-1] + 10), "--every", str(every), "--kill", *map(str, at)]
+        command += [JOB, "--directory", directory, "--params", params]
+        command += ["--steps", str(at[-1] + 10), "--every", str(every), "--kill", *map(str, at)]
         environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
         subprocess.run(command, env=environment, check=True, capture_output=True, timeout=3600)
         events = [json.loads(line) for line in (Path(directory) / "events.jsonl").read_text().splitlines()]
@@ -106,7 +103,7 @@ def table(rows: Sequence[Mapping[str, Mapping[str, object]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--params", nargs="+", default=["1M", "25M"], choices=["small", "1M", "25M"])
+    parser.add_argument("--params", nargs="+", default=["1M", "25M"], choices=["1M", "25M"])
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4])
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--torchrun-kills", type=int, default=2, help="kills of each baseline job; 0 leaves the baseline out")

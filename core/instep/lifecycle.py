@@ -33,6 +33,9 @@ class Local(Protocol):
     def vote(self, incarnation: int) -> Vote:
         """What this rank holds now."""
 
+    def meanwhile(self, check: Callable[[], None], planned: Callable[[], bool]) -> None:
+        """Whatever can be done before the plan is there; ``check`` may raise. Others may take long: a replacement is still setting up."""
+
     def phase(self, name: str) -> None:
         """Show the phase in the record."""
 
@@ -130,6 +133,7 @@ class Lifecycle:
         board.acknowledge(incarnation)
         self._tell(Voted(vote=vote))
         self._local.phase("plan")
+        self._local.meanwhile(check, lambda: board.plan is not None and board.plan.incarnation == incarnation)
         board.wait(lambda b: b.plan is not None and b.plan.incarnation == incarnation, what="the plan", check=check)
         plan = board.plan
         if plan is None:

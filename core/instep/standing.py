@@ -16,6 +16,12 @@ class Standing:
     step: int = 0
     status: Status = Status.CLEAN
 
+    def begin(self) -> None:
+        """Show a process that sets up, in no incarnation yet."""
+        self.header.put("step", self.step)
+        self.header.put("joined", -1)
+        self.at(State.SETUP)
+
     def at(self, state: State, *, operation: str | None = None) -> None:
         """Show what main is doing."""
         self.header.put("state", state)

@@ -5,7 +5,7 @@ device is named by its type alone), so an encoding can be digested and compared.
 when a tree holds something of torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from instep.codec.reader import Reader, TensorSpec
@@ -15,7 +15,7 @@ from instep.errors import InstepError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["DEPTH", "TensorSpec", "decode", "encode", "specs", "split"]
+__all__ = ["DEPTH", "TensorSpec", "decode", "encode", "outline", "specs", "split"]
 
 
 def encode(tree: object, *, where: str = "") -> bytes:
@@ -52,6 +52,15 @@ def decode(data: bytes, tensors: "Sequence[Tensor] | None" = None) -> object:
     if tensors is not None and len(tensors) != len(reader.specs):
         raise InstepError(f"a tree with {len(reader.specs)} tensors taken out was given {len(tensors)}")
     return tree
+
+
+def outline(data: bytes, blank: "Callable[[TensorSpec], Tensor]") -> object:
+    """The tree that ``split`` was given, with what ``blank`` makes of each spec in place of the tensors that it took out.
+
+    Raises:
+        InstepError: the bytes are damaged.
+    """
+    return Reader(data, None, blank=blank).tree()
 
 
 def specs(data: bytes) -> list[TensorSpec]:

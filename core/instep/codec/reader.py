@@ -25,15 +25,18 @@ class TensorSpec:
 class Reader:
     """One pass over the bytes of a tree; ``specs`` grows by each tensor that stands outside of it.
 
-    ``tensors`` takes those places; with ``None`` they are left empty, for a caller that wants the specs alone.
+    ``tensors`` takes those places; with ``None`` they are left empty, for a caller that wants the specs alone, or get what ``blank``
+    makes of their specs.
     """
 
-    def __init__(self, data: bytes, tensors: "Sequence[torch.Tensor] | None") -> None:
+    def __init__(
+        self, data: bytes, tensors: "Sequence[torch.Tensor] | None", *, blank: "Callable[[TensorSpec], torch.Tensor] | None" = None
+    ) -> None:
         self.specs: list[TensorSpec] = []
         self._data = memoryview(data)
         self._at = 0
         self._depth = 0
-        self._tensors = tensors
+        self._tensors, self._blank = tensors, blank
 
     def tree(self) -> object:
         """The whole tree. Raises ``InstepError`` when the bytes are not one."""
@@ -99,7 +102,7 @@ class Reader:
         index = len(self.specs)
         self.specs.append(spec)
         if self._tensors is None:
-            return None
+            return None if self._blank is None else self._blank(spec)
         if index >= len(self._tensors):
             raise InstepError(f"tensor {index} ({spec}) of a tree is missing")
         tensor = self._tensors[index]

@@ -6,7 +6,7 @@ the contiguous bytes independently of each other, on the device, and brings only
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import xxhash
@@ -32,10 +32,11 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def digest(tensors: Sequence[Tensor]) -> int:
-    """One 64-bit digest of all ``tensors``, in order; types and shapes are the caller's to compare."""
+def digest(tensors: Sequence[Tensor], *, go_on: Callable[[], object] = bool) -> int:
+    """One 64-bit digest of all ``tensors``, in order; types and shapes are the caller's to compare. ``go_on`` may raise, to stop it."""
     whole = xxhash.xxh3_64()
     for tensor in tensors:
+        go_on()
         data = memory(plain(tensor).cpu())
         chunks = [xxhash.xxh3_64_intdigest(data[at : at + CHUNK]) for at in range(0, len(data), CHUNK)]
         whole.update(struct.pack(f"<{len(chunks) + 1}Q", len(data), *chunks))

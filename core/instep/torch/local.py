@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from instep.agent.barrier import NodeBarrier
@@ -23,7 +23,6 @@ from instep.torch import joining, rng, routing
 from instep.torch.comms import Comms
 from instep.torch.control import Control
 from instep.torch.gate import Gate
-from instep.torch.handle import Handle
 from instep.torch.ledger import Ledger
 from instep.torch.receiving import Receiving
 from instep.torch.reset import Modes
@@ -46,18 +45,15 @@ class LocalRank:
         if channel is None:
             raise InstepError("no channel to an agent; start the script with `instep run`")
         self.rank, self.world_size, self.local_rank = environment.rank, environment.world_size, environment.local_rank
-        self.incidents = 0
         self._birth = environment.birth
-        self._delivered = 0
+        self.incidents = self._delivered = 0
         self._mark = (0, 0)
         fresh = self._birth > 0
         self.board = Board()
         self.board.current = self.board.target = self.board.acknowledged = -1 if fresh else 0
         header = Header(channel.record)
         self.standing = Standing(header, step=step, status=Status.FRESH if fresh else Status.CLEAN)
-        header.put("step", step)
-        header.put("joined", -1)
-        self.standing.at(State.SETUP)
+        self.standing.begin()
         self.barrier = NodeBarrier(channel.barrier, rank=self.local_rank, size=self.world_size)
         self.state = RankState(channel.record)
         self.gate = Gate(self.board, header, Tape(channel.setup), loopback=fresh)
@@ -123,11 +119,6 @@ class LocalRank:
         """Let an injection fire."""
         if self.injections:
             self.injections.at(name, self.standing.step)
-
-    @property
-    def world(self) -> Handle:
-        """The default process group."""
-        return self.gate.handles[0]
 
     def delivered(self) -> None:
         """A batch is about to be delivered: the third place where an interruption lands."""
@@ -200,6 +191,11 @@ class LocalRank:
             shards={"replica": tuple(range(self.world_size))},
             notes={**self.comms.announce(groups), **self.state.notes()},
         )
+
+    def meanwhile(self, check: Callable[[], None], planned: Callable[[], bool]) -> None:
+        """Digest what this rank holds: the comparison after the recovery will ask for it."""
+        if self.standing.status is Status.CLEAN:
+            self.state.digest_ahead(check, planned)
 
     def phase(self, name: str) -> None:
         """Show the phase in the record."""

@@ -77,12 +77,11 @@ class Incoming:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._specs = codec.specs(schema.state)
-        # Expanded scalars: the type and shape of a tensor, and no memory. (The meta device takes several times as long.)
-        self._blanks = [torch.empty((), dtype=getattr(torch, s.dtype)).expand(s.shape) for s in self._specs]
+        self._specs: list[codec.TensorSpec] = []
+        self._blanks: list[Tensor] = []
         self._own: list[Tensor | None] = []
         self.landing: list[Tensor] = []
-        self.theirs = codec.decode(schema.state, self._blanks)
+        self.theirs = codec.outline(schema.state, self._blank)
 
     def place(self, own: object, *, staged: bool) -> None:
         """Choose the landing places: tensors of ``own``, this rank's tree, where they fit, unless ``staged``.
@@ -118,6 +117,12 @@ class Incoming:
                 if own is not None and own.data_ptr() != landing.data_ptr():
                     own.copy_(landing)
         return tree
+
+    def _blank(self, spec: codec.TensorSpec) -> Tensor:
+        """An expanded scalar: the type and shape of a tensor, and no memory; the meta device takes several times as long."""
+        self._specs.append(spec)
+        self._blanks.append(torch.empty((), dtype=getattr(torch, spec.dtype)).expand(spec.shape))
+        return self._blanks[-1]
 
     def _check_fixed(self) -> None:
         place = {id(blank): place for blank, place in zip(self._blanks, self._schema.places, strict=True)}

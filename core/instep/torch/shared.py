@@ -5,7 +5,7 @@ A donor sends the tree without its tensors (the schema) and the tensors, each on
 own tensors where they fit.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import xxhash
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ class Shared:
         self._kinds: dict[str, str] = {}
         self._reducers: list[ddp.Reducer] = []
         self._incoming: Incoming | None = None
+        self._ahead: int | None = None
         self._checked = False
 
     def add(self, name: str, obj: object) -> None:
@@ -64,7 +65,7 @@ class Shared:
 
     def adopt_buffer(self, name: str, tensor: Tensor) -> None:
         """Share a buffer that turned out to change in commits; ``name``: the protected name of its module, a dot, its own name."""
-        self._buffers[name] = tensor
+        self._buffers[name], self._ahead = tensor, None
 
     @property
     def adopted(self) -> Mapping[str, Tensor]:
@@ -110,6 +111,7 @@ class Shared:
         Raises:
             UsageError: an object holds a type that cannot be kept since its first step, in which optimizers allocate their state.
         """
+        self._ahead = None
         for reducer in self._reducers:
             reducer.commit()
         if not self._checked:
@@ -128,7 +130,7 @@ class Shared:
         Raises:
             UsageError: the donor protects other objects, or objects of another structure; the first difference is named.
         """
-        incoming = Incoming(unpack(schema))
+        self._ahead, incoming = None, Incoming(unpack(schema))
         states, buffers = branch(incoming.theirs, "objects"), branch(incoming.theirs, "buffers")
         incoming.place(self._tree({name: b for name, b in self._all_buffers().items() if name in buffers}), staged=staged)
         for name, obj in self._objects.items():
@@ -142,7 +144,7 @@ class Shared:
         Until this call nothing has changed on this rank but own tensors that were received into. An object whose
         ``load_state_dict`` fails leaves the rank torn.
         """
-        incoming, self._incoming = self._incoming, None
+        incoming, self._incoming, self._ahead = self._incoming, None, None
         if incoming is None:
             raise InstepError("there is nothing to accept: destination() comes first")
         tree = incoming.settle()
@@ -167,9 +169,18 @@ class Shared:
             reducer.apply(description)
 
     def digest(self) -> int:
-        """Order-sensitive 64-bit digest of all shared state."""
+        """Order-sensitive 64-bit digest of all shared state, once from ``digest_ahead`` if that was done."""
+        ahead, self._ahead = self._ahead, None
+        return self._digest(bool) if ahead is None else ahead
+
+    def digest_ahead(self, go_on: Callable[[], object]) -> None:
+        """Compute the next ``digest`` now, unless ``go_on`` raises. Nothing that is shared may change until then but by this object."""
+        self._ahead = None
+        self._ahead = self._digest(go_on)
+
+    def _digest(self, go_on: Callable[[], object]) -> int:
         state, tensors = codec.split(self._tree(self._buffers))
-        return int(xxhash.xxh3_64_intdigest(state + digest(tensors).to_bytes(8, "little")))
+        return int(xxhash.xxh3_64_intdigest(state + digest(tensors, go_on=go_on).to_bytes(8, "little")))
 
     def digests(self) -> dict[str, str]:
         """A digest (hex) of each tensor, and of each object's other values, by dotted name."""

@@ -1,6 +1,7 @@
 """All state of a rank: what is protected, shared and private, and how it is checked, adopted, cleaned and digested."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -102,6 +103,17 @@ class RankState:
                 names.update(str(name) for name in adopted)
         for name, tensor in self.private.buffers.share(names):
             self.shared.adopt_buffer(name, tensor)
+
+    def digest_ahead(self, check: Callable[[], None], enough: Callable[[], bool]) -> None:
+        """Digest shared state while there is time: until ``enough``, or ``check`` raises."""
+
+        def go_on() -> None:
+            check()
+            if enough():
+                raise TimeoutError
+
+        with suppress(TimeoutError):
+            self.shared.digest_ahead(go_on)
 
     def stop_loaders(self) -> None:
         """Drop live iterators off the critical path."""

@@ -70,6 +70,10 @@ class World:
         address = Address(rank=0, birth=0, host="h")
         return Vote(rank=0, birth=0, incarnation=incarnation, block=0, step=3, status=Status.CLEAN, groups=(), address=address)
 
+    def meanwhile(self, check: Callable[[], None], planned: Callable[[], bool]) -> None:
+        self.call("meanwhile")
+        assert planned()
+
     def phase(self, name: str) -> None:
         self.call(f"phase {name}")
 

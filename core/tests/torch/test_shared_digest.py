@@ -1,7 +1,9 @@
 import pytest
 import torch
+from torch import nn
 
 from instep.torch.digest import CHUNK, digest, memory
+from instep.torch.shared import Shared
 
 
 def test_equal_bytes_in_equal_order_give_equal_digests() -> None:
@@ -36,3 +38,52 @@ def test_memory_is_the_tensors_own() -> None:
         assert tensor.detach().reshape(-1).view(torch.uint8)[0] == 1
     with pytest.raises(ValueError, match="contiguous"):
         memory(torch.zeros(2, 3).t())
+
+
+def test_a_digest_ahead_serves_once_and_not_past_a_change() -> None:
+    model = nn.Linear(3, 3)
+    state = Shared()
+    state.add("model", model)
+    state.check_coverage()
+    fresh = state.digest()
+
+    state.digest_ahead(bool)
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    assert state.digest() == fresh  # nothing may change in between: it was computed before
+    changed = state.digest()
+    assert changed != fresh
+
+    for change in (state.commit, lambda: receive(state)):
+        state.digest_ahead(bool)
+        with torch.no_grad():
+            model.weight.sub_(1.0)
+        change()
+        assert state.digest() != changed
+        changed = state.digest()
+
+
+def test_a_digest_ahead_that_is_stopped_counts_for_nothing() -> None:
+    model = nn.Linear(3, 3)
+    state = Shared()
+    state.add("model", model)
+    state.check_coverage()
+    state.digest_ahead(bool)
+    with torch.no_grad():
+        model.weight.add_(1.0)
+
+    def stop() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        state.digest_ahead(stop)
+    other = Shared()
+    other.add("model", model)
+    other.check_coverage()
+    assert state.digest() == other.digest()
+
+
+def receive(state: Shared) -> None:
+    schema, _ = state.describe()
+    state.destination(schema, staged=False)
+    state.accept()
