@@ -141,7 +141,7 @@ def test_report_draws_every_incident(capsys: pytest.CaptureFixture[str], empty_d
     write(empty_directory, incident(1), incident(2, failed="restore_state"), incident(3, resumed=None))
     assert main(["report", str(empty_directory)]) == 0
     shown = capsys.readouterr().out
-    for part in ("incident 1: exit of rank 0 at step 20 (signal 9)", "150.0 ms", "state_replica", "3.0 MB", "0 steps lost"):
+    for part in ("incident 1, exit of rank 0: signal 9", "150.0 ms", "state_replica", "3.0 MB", "0 steps lost"):
         assert part in shown
     assert "attempt 1 failed in restore_state" in shown
     assert shown.rstrip().splitlines()[-1].startswith("3 incidents, to the next step median 150.0 ms")
@@ -150,10 +150,10 @@ def test_report_draws_every_incident(capsys: pytest.CaptureFixture[str], empty_d
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({}, "in step again after 120.0 ms, next step after 150.0 ms (in process)"),
-        ({"seconds_to_step": None}, "in step again after 120.0 ms, no step since (in process)"),
-        ({"seconds_to_step": None, "scope": "job"}, "running again after 120.0 ms, no step since (job)"),
-        ({"seconds_to_step": None, "seconds_to_resume": None}, "not in step again before the job ended (in process)"),
+        ({}, "  in step again at step 20 after 120.0 ms, next step after 150.0 ms\n  0 steps lost; 3.0 MB moved, verified\n"),
+        ({"seconds_to_step": None, "steps_lost": 1}, "  in step again at step 20 after 120.0 ms\n  1 step lost; 3.0 MB moved, verified\n"),
+        ({"seconds_to_step": None, "scope": "job"}, "  running again after 120.0 ms\n  the whole job started again\n"),
+        ({"seconds_to_step": None, "seconds_to_resume": None}, "  not in step again before the job ended\n"),
     ],
 )
 def test_report_says_how_far_the_job_came(
@@ -165,6 +165,16 @@ def test_report_says_how_far_the_job_came(
     assert words in shown
     assert "never" not in shown
     assert ("1 incident, no step since;" in shown) == (change != {})
+
+
+@pytest.mark.parametrize(("ranks", "words"), [((), "incident 1, exit: signal 9\n"), ((1, 2), "incident 1, exit of ranks 1, 2: signal 9\n")])
+def test_report_names_the_ranks_that_are_known(
+    ranks: tuple[int, ...], words: str, capsys: pytest.CaptureFixture[str], empty_directory: Path
+) -> None:
+    whole = incident()
+    write(empty_directory, whole.model_copy(update={"fault": whole.fault.model_copy(update={"ranks": ranks})}))
+    assert main(["report", "."]) == 0
+    assert words in capsys.readouterr().out
 
 
 def test_report_as_json_holds_all(capsys: pytest.CaptureFixture[str], empty_directory: Path) -> None:

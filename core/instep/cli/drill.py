@@ -12,6 +12,7 @@ from instep.agent.agent import Launch, Outcome, Server, run, serving
 from instep.cli.main import BAD_USAGE
 from instep.cli.output import show
 from instep.cli.run import count
+from instep.cli.timeline import counted
 from instep.errors import ConfigError, InstepError, PluginError, UsageError
 from instep.messages import Injection
 
@@ -192,7 +193,7 @@ class _Drill:
 def _lines(verdict: drill.Verdict, outcome: Outcome) -> list[str]:
     times = [i.seconds_to_step for i in verdict.incidents if i.seconds_to_step is not None]
     lines = [
-        f"{verdict.steps} steps, {len(verdict.incidents)} incidents"
+        f"{counted(verdict.steps, 'step')}, {counted(len(verdict.incidents), 'incident')}"
         + (f", the next step after at most {max(times):.2f} s" if times else "")
     ]
     if outcome.code:
@@ -207,7 +208,7 @@ def _lines(verdict: drill.Verdict, outcome: Outcome) -> list[str]:
             )
             lines.append("or changes outside of commits (an optimizer, a schedule, a counter, a generator of its own?)")
     elif verdict.ok:
-        lines.append("bitwise equal")
+        lines.append("bitwise equal: every collective and the final state of every rank are those of the run without faults")
     elif not outcome.code:
         lines.append("bitwise equal, but not every fault happened")
     return lines

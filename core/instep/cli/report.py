@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
-from instep.cli.timeline import draw, duration, size
+from instep.cli.timeline import counted, draw, duration, size
 from instep.errors import InstepError, UsageError
 from instep.model import IncidentReport
 
@@ -90,7 +90,5 @@ def _draw(summary: Summary) -> None:
     times = (
         "no step since" if median is None or longest is None else f"to the next step median {duration(median)}, longest {duration(longest)}"
     )
-    many = "s" if summary.count > 1 else ""
-    console.print(
-        f"{summary.count} incident{many}, {times}; {summary.steps_lost} steps lost, {size(summary.bytes_moved)} moved", soft_wrap=True
-    )
+    lost = f"{counted(summary.steps_lost, 'step')} lost"
+    console.print(f"{counted(summary.count, 'incident')}, {times}; {lost}, {size(summary.bytes_moved)} moved", soft_wrap=True)

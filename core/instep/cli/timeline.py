@@ -70,27 +70,34 @@ def size(count: int) -> str:
     return f"{value:.1f} TB"
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things for people."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def _headline(incident: IncidentReport) -> Iterator[Text]:
     fault = incident.fault
-    ranks = ("rank " if len(fault.ranks) == 1 else "ranks ") + ", ".join(map(str, fault.ranks))
-    yield Text(f"incident {incident.incident}: {fault.kind} of {ranks} at step {incident.step} ({fault.detail})", "bold")
-    proof = "verified" if incident.verified else "not verified"
-    scope = incident.scope.replace("_", " ")
-    yield Text(f"  {_ending(incident)} ({scope}); {incident.steps_lost} steps lost; {size(incident.bytes_moved)} moved, {proof}")
+    of = f" of rank{'s' if len(fault.ranks) > 1 else ''} {', '.join(map(str, fault.ranks))}" if fault.ranks else ""
+    yield Text(f"incident {incident.incident}, {fault.kind}{of}: {fault.detail}", "bold")
+    yield Text(f"  {_ending(incident)}")
+    lost = f"{counted(incident.steps_lost, 'step')} lost"
+    if incident.scope == "in_process":
+        yield Text(f"  {lost}; {size(incident.bytes_moved)} moved, {'verified' if incident.verified else 'not verified'}")
+    else:
+        whole = "the whole job started again" if incident.scope == "job" else "from a checkpoint"
+        yield Text(f"  {whole}" + (f"; {lost}" if incident.steps_lost else ""))
     for number, attempt in enumerate(incident.attempts, 1):
         if attempt.failed_phase:
             yield Text(f"  attempt {number} failed in {attempt.failed_phase}: {attempt.fault.detail}", "yellow")
 
 
 def _ending(incident: IncidentReport) -> str:
-    """How far the job came: a job may end in the middle of a recovery, or without another step, and a plain script commits none."""
+    """How far the job came: it may end in the middle of a recovery, or without another step, and a plain script commits none."""
     if incident.seconds_to_resume is None:
         return "not in step again before the job ended"
-    back = "running again" if incident.scope == "job" else "in step again"
-    since = f"{back} after {duration(incident.seconds_to_resume)}"
-    return since + (
-        f", next step after {duration(incident.seconds_to_step)}" if incident.seconds_to_step is not None else ", no step since"
-    )
+    where = "running again" if incident.scope == "job" else f"in step again at step {incident.step}"
+    since = f"{where} after {duration(incident.seconds_to_resume)}"
+    return since + (f", next step after {duration(incident.seconds_to_step)}" if incident.seconds_to_step is not None else "")
 
 
 def _bar(bar: Bar, total: float) -> str:

@@ -58,7 +58,7 @@ def test_json_is_the_last_line_and_reports_are_kept(tmp_path: Path) -> None:
     assert code == 0, err
     assert json.loads(out.splitlines()[-1]) == {"exit": 0, "incidents": 1, "steps": 80}
     assert len((tmp_path / "reports" / "incidents.jsonl").read_text().splitlines()) == 1
-    assert "incident 1: exit of rank 1" in err
+    assert "incident 1, exit of rank 1: rank 1 was killed by signal 9" in err
     assert "[rank 1] welcome 1" in out
 
 
