@@ -8,7 +8,7 @@ import pytest
 
 from instep.agent.launch import gpus
 from instep.cli.main import main
-from instep.cli.run import count
+from instep.cli.run import count, parser
 from instep.errors import UsageError
 
 from .jobs import FAKE, Cli
@@ -107,6 +107,15 @@ def test_bad_usage_is_one_message_and_exit_two(
     err = capsys.readouterr().err
     assert words in err
     assert len(err.splitlines()) == 1
+
+
+def test_every_flag_of_torchrun_is_known() -> None:
+    """None is refused as unknown: each works, is ignored with a note, or is refused with its reason."""
+    torchrun = pytest.importorskip("torch.distributed.run")
+    theirs = {option for action in torchrun.get_args_parser()._actions for option in action.option_strings if "_" not in option}
+    ours = {option for action in parser()._actions for option in action.option_strings}
+    assert len(theirs) > 20
+    assert theirs - ours == set()
 
 
 def test_an_unknown_flag_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:

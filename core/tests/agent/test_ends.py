@@ -70,8 +70,11 @@ def test_sigterm_is_forwarded_and_ends_with_143(family: Path, tmp_path: Path) ->
         until(lambda: not alive(pids), 1.0)
 
 
-def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(family: Path, tmp_path: Path) -> None:
-    with Cli(["--nproc-per-node", "2", "--log-dir", "logs", str(family), "deaf"], tmp_path, {"INSTEP_DEADLINES__SHUTDOWN": "1.0"}) as cli:
+@pytest.mark.parametrize(("flags", "environ"), [([], {"INSTEP_DEADLINES__SHUTDOWN": "1.0"}), (["--shutdown-timeout", "1"], {})])
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(
+    family: Path, tmp_path: Path, flags: list[str], environ: dict[str, str]
+) -> None:
+    with Cli([*flags, "--nproc-per-node", "2", "--log-dir", "logs", str(family), "deaf"], tmp_path, environ) as cli:
         pids = started(cli, tmp_path / "logs")
         begun = time.monotonic()
         cli.process.terminate()
