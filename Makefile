@@ -7,7 +7,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PROJECTS := $(wildcard plugins/*/pyproject.toml)
+PROJECTS := $(wildcard plugins/*/pyproject.toml examples/*/pyproject.toml)
 CHECKED := core plugins tests examples benchmarks
 TYPED := core plugins tests
 

@@ -37,6 +37,7 @@ class DetectorContract(PluginContract):
     def test_a_provoked_fault_is_found_and_says_what_it_is(self) -> None:
         """A ``Fault`` that a person can act upon and the circuit breaker can recognise."""
         self._need("detect")
+        self._skip_blocked()
         with _Started(self) as (_, ask, provoke):
             provoke()
             fault = self._fault(ask())
@@ -46,6 +47,7 @@ class DetectorContract(PluginContract):
     def test_a_fault_that_comes_back_looks_the_same(self) -> None:
         """Equal signatures stop a job that fails for ever; without one it would go on and on."""
         self._need("detect")
+        self._skip_blocked()
         with _Started(self) as (plugin, ask, provoke):
             seen = []
             for incarnation in (1, 2):
@@ -61,6 +63,7 @@ class DetectorContract(PluginContract):
     def test_a_repeated_step_is_judged_afresh(self) -> None:
         """After the recovery, without its cause, there is no fault any more."""
         self._need("detect")
+        self._skip_blocked()
         with _Started(self) as (plugin, ask, provoke):
             undo = provoke()
             self._fault(ask())

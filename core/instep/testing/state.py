@@ -11,18 +11,13 @@ from instep.testing.samples import STEP
 
 
 class StateContract(DrilledContract):
-    """Laws of ``restore_state`` and ``verify``, over real processes and tensors.
-
-    ``self_sufficient`` plugins restore from a place of their own (a disk) that must hold a step first; the laws that hand a replacement
-    the state of its peers are not for them, the drill is.
-    """
+    """Laws of ``restore_state`` and ``verify``, over real processes and tensors."""
 
     covers: ClassVar[Collection[str]] = ("restore_state", "verify")
-    self_sufficient: ClassVar[bool] = False
 
     def test_a_replacement_ends_with_its_donors_bytes(self) -> None:
         """Whichever rank was lost; and donors keep what they have."""
-        self._need_peers()
+        self._need("restore_state")
         with self._rehearsal() as rehearsal:
             self._ready(rehearsal)
             expected = self._hold(rehearsal, STEP)
@@ -35,7 +30,7 @@ class StateContract(DrilledContract):
 
     def test_all_but_one_can_be_restored(self) -> None:
         """One living replica is enough."""
-        self._need_peers()
+        self._need("restore_state")
         with self._rehearsal() as rehearsal:
             self._ready(rehearsal)
             expected = self._hold(rehearsal, STEP)
@@ -48,8 +43,7 @@ class StateContract(DrilledContract):
 
     def test_a_cut_attempt_gives_way_and_the_next_one_works(self) -> None:
         """A donor that never comes: ``check`` ends the wait, and what was half received does no harm."""
-        self._need_peers()
-        self._need("quiesce")
+        self._need("restore_state")
         silent, lost = 1, self.ranks - 1
         with self._rehearsal() as rehearsal:
             self._ready(rehearsal)
@@ -88,13 +82,6 @@ class StateContract(DrilledContract):
             rehearsal.world.do(self.ranks - 1, f"{ACTS}:damage")
             if passed := [line.rank for line in self._verify(rehearsal) if line.answer.ok]:
                 broken(f"verify of {self._who} passed on the ranks {passed}, though rank {self.ranks - 1} holds another value")
-
-    def _need_peers(self) -> None:
-        self._need("restore_state")
-        if self.self_sufficient:
-            import pytest
-
-            pytest.skip(f"{self._who} restores from a place of its own (self_sufficient); the drill covers it")
 
     def _ready(self, rehearsal: Rehearsal) -> None:
         rehearsal.start()

@@ -1,0 +1,79 @@
+"""``my_restore``: state is restored over a directory on local NVMe, and the newest copy is kept there."""
+
+import hashlib
+import time
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field, PrivateAttr
+
+import instep
+from instep.errors import InstepError
+from instep.hooks import Job, Recovery
+from instep.model import Receipt, Role
+
+NAME = "my_restore"
+_POLL = 0.002
+
+
+class MyRestore(instep.Plugin):
+    """The first donor writes, replacements read: once over the disk, however many ranks are lost."""
+
+    HOOK_API: ClassVar[int] = 1
+
+    directory: str = Field(description="a directory on local NVMe that all ranks of the machine see")
+    keep: bool = Field(default=True, description="whether the newest copy stays behind the job")
+
+    _job: str = PrivateAttr(default="")
+    _copy: Path | None = PrivateAttr(default=None)
+
+    @instep.hookimpl
+    def start(self, job: Job) -> None:
+        """The name of the job's copies follows from its secret, which ranks of other jobs do not know."""
+        Path(self.directory).mkdir(parents=True, exist_ok=True)
+        self._job = hashlib.sha256(job.secret).hexdigest()[:16]
+
+    @instep.hookimpl(tryfirst=True)
+    def restore_state(self, recovery: Recovery) -> Receipt | None:
+        """``None`` only if no rank holds the state any more: the plan says so on every rank alike."""
+        donors = [rank for rank, role in enumerate(recovery.plan.roles) if role is not Role.RESTORE]
+        if not donors:
+            return None
+        from my_restore import files
+
+        began, path = time.monotonic(), Path(self.directory) / f"{self._job}-{recovery.plan.incarnation}.state"
+        if recovery.rank == donors[0]:
+            schema, tensors = recovery.state.describe()
+            files.write(path, schema, tensors)
+            self._replace(path)
+        else:
+            self._wait(path, recovery)
+            schema = files.schema(path)
+        received = 0
+        if recovery.plan.roles[recovery.rank] is Role.RESTORE:
+            staged = not (recovery.fresh or recovery.torn)
+            received = files.read(path, recovery.state.destination(schema, staged=staged))
+            recovery.state.accept()
+        recovery.state.align(schema)
+        # The donor must not go on, and take the copy away in the next recovery, before all have read it.
+        recovery.gather(b"\1")
+        seconds = time.monotonic() - began
+        return Receipt(phase="restore_state", plugin=NAME, rank=recovery.rank, seconds=seconds, bytes=received, verified=True)
+
+    @instep.hookimpl
+    def close(self) -> None:
+        """Leave the copy, or take it away."""
+        if self._copy is not None and not self.keep:
+            self._copy.unlink(missing_ok=True)
+
+    def _replace(self, path: Path) -> None:
+        if self._copy is not None:
+            self._copy.unlink(missing_ok=True)
+        self._copy = path
+
+    def _wait(self, path: Path, recovery: Recovery) -> None:
+        while not path.exists():
+            recovery.check()
+            if time.monotonic() > recovery.deadline:
+                raise InstepError(f"{NAME}: {path} was not written in time; do all ranks see this directory, and is there room in it?")
+            time.sleep(_POLL)
