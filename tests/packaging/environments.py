@@ -11,8 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 300.0
-OURS = ("instep", "_editable_impl_instep", "__editable__")
-"""Beginnings of names in site-packages that belong to instep itself."""
+OURS = ("instep", "my_plugin", "my_restore", "_editable_impl_", "__editable__")
+"""Beginnings of names in site-packages that belong to this clone."""
 
 
 class Environment:
@@ -59,7 +59,7 @@ def everything() -> list[Path]:
 
 
 def without(directory: Path, leave_out: Callable[[str], bool]) -> Path:
-    """A folder of links to all installed packages but instep's own and those that ``leave_out`` names."""
+    """A folder of links to all installed packages but those of this clone and those that ``leave_out`` names."""
     directory.mkdir()
     for site in packages():
         for entry in site.iterdir():
