@@ -38,11 +38,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--cost", type=float, default=0.001, help="seconds that a sample takes")
+    parser.add_argument("--workers", type=int, default=1, help="processes that fetch, for each rank")
+    parser.add_argument("--directory", help="where the batches lie, in place of shared memory")
     args = parser.parse_args()
 
     session = instep.init()
     torch.manual_seed(0)
-    loader = MmapLoader(Waves(320, args.cost), batch_size=16, shuffle=True, drop_last=True, num_workers=1)
+    loader = MmapLoader(
+        Waves(320, args.cost), batch_size=16, shuffle=True, drop_last=True, num_workers=args.workers, directory=args.directory
+    )
     model = DDP(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 4)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     session.protect(model=model, optimizer=optimizer, loader=loader)

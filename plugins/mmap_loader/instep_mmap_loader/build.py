@@ -7,6 +7,7 @@ from typing import Protocol, cast
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
+from instep.agent.channel import Environment
 from instep.errors import UsageError
 from instep_mmap_loader.order import At, ConsumedOrder, GlobalOrder, Order, SamplerOrder
 from instep_mmap_loader.sources import Batched, Collate, MapSource, Source, Stateful, StatefulBatched, StreamSource
@@ -48,7 +49,10 @@ def shard(given: Arguments) -> tuple[int, int]:
         for rank, world in (("rank", "num_replicas"), ("data_parallel_rank", "data_parallel_size")):
             if isinstance(found := getattr(owner, rank, None), int):
                 return found, getattr(owner, world, 1)
-    return _position(given) if given.readers == 1 else (0, 1)
+    if given.readers > 1:
+        return 0, 1
+    own = Environment.read()  # a stream's data set may look there, before or without a process group
+    return _position(given) if dist.is_available() and dist.is_initialized() else (own.rank, own.world_size)
 
 
 def build(given: Arguments) -> tuple[Source, At]:

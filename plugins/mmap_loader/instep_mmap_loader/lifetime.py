@@ -8,9 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from instep_mmap_loader.cache import Cache
+from instep_mmap_loader.folder import SHARED_MEMORY
 
 if TYPE_CHECKING:
     from instep_mmap_loader.loader import MmapLoader
+    from instep_mmap_loader.plugin import MmapLoaderPlugin
 
 
 def close_with(loader: "MmapLoader", cache: Cache) -> "weakref.finalize[[Cache], MmapLoader]":
@@ -27,11 +29,21 @@ def close_with(loader: "MmapLoader", cache: Cache) -> "weakref.finalize[[Cache],
 
 def enlist(loader: "MmapLoader") -> None:
     """Let the plugin, if it is enabled, tell this loader of commits."""
-    module = sys.modules.get("instep.session")
-    session = module.current() if module is not None else None
-    plugin = session.plugin("mmap_loader") if session is not None else None
+    plugin = _plugin()
     if plugin is not None:
         plugin.enlist(loader)
+
+
+def default_directory() -> str:
+    """Where caches lie: as the plugin is set, else in shared memory."""
+    plugin = _plugin()
+    return plugin.directory if plugin is not None else SHARED_MEMORY
+
+
+def _plugin() -> "MmapLoaderPlugin | None":
+    module = sys.modules.get("instep.session")
+    session = module.current() if module is not None else None
+    return session.plugin("mmap_loader") if session is not None else None
 
 
 def _leave(cache: Cache) -> None:

@@ -23,9 +23,9 @@ from instep_mmap_loader.agree import agree
 from instep_mmap_loader.build import Arguments, build, shard
 from instep_mmap_loader.cache import Cache
 from instep_mmap_loader.errors import LoaderError, NoRoom
-from instep_mmap_loader.lifetime import close_with, enlist
+from instep_mmap_loader.lifetime import close_with, default_directory, enlist
 from instep_mmap_loader.order import At, Leg
-from instep_mmap_loader.place import SHARED_MEMORY, Options, open_cache
+from instep_mmap_loader.place import Options, open_cache
 from instep_mmap_loader.recipe import importing
 from instep_mmap_loader.record import Content
 from instep_mmap_loader.sources import END, MapSource, Produced, Stateful, StreamSource
@@ -53,7 +53,7 @@ class MmapLoader:
         prefetch, lookback: batches kept ready ahead of this rank, and kept behind it for a roll-back.
         seed_samples: seed python, numpy and torch for each sample; ``False`` is faster, for data sets that draw nothing.
         cache: ``False`` fetches in this process. The stream is the same.
-        directory, capacity: where the cache lies, and how many bytes it may take.
+        directory, capacity: where the cache lies (by default as the plugin is set, else /dev/shm), and how many bytes it may take.
         idle: seconds that the producer waits for a killed trainer to come back.
         identity: names the version of the data set; without it its pickled form does.
         run: which run the cache belongs to; by default the job, or the script.
@@ -71,7 +71,7 @@ class MmapLoader:
         batch_sampler: Iterable[object] | None = None, num_workers: int = 0, collate_fn: Callable[..., object] | None = None,
         pin_memory: bool = False, drop_last: bool = False, timeout: float = 300.0, worker_init_fn: Callable[[int], None] | None = None,
         seed: int = 0, rank: int | None = None, world: int | None = None, name: str = "loader", prefetch: int = 8, lookback: int = 4,
-        seed_samples: bool = True, cache: bool = True, directory: str = SHARED_MEMORY, capacity: int | None = None, idle: float = 20.0,
+        seed_samples: bool = True, cache: bool = True, directory: str | None = None, capacity: int | None = None, idle: float = 20.0,
         identity: str | None = None, run: str | None = None, readers: int = 1, reader: int = 0, group: "ProcessGroup | None" = None,
     ) -> None:
         # fmt: on
@@ -90,7 +90,8 @@ class MmapLoader:
         self._held: Content | None = None
         self._walk: Iterator[Leg] | None = None
         self._walked = first
-        options = Options(name, prefetch, lookback, num_workers, directory, capacity, idle, identity, run, readers, reader, shard(given))
+        place = directory or default_directory()
+        options = Options(name, prefetch, lookback, num_workers, place, capacity, idle, identity, run, readers, reader, shard(given))
         self._cache = open_cache(self._source, options, worker_init_fn, collate_fn, self._allocate) if cache else None
         if self._cache is not None:
             self._finalizer = close_with(self, self._cache)

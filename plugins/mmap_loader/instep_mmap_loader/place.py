@@ -12,13 +12,11 @@ import xxhash
 from instep.errors import UsageError
 from instep_mmap_loader.cache import Cache, Place
 from instep_mmap_loader.errors import LoaderError, NoRoom
-from instep_mmap_loader.folder import SHARED_MEMORY, sweep, top
+from instep_mmap_loader.folder import sweep, top
 from instep_mmap_loader.process import agent
 from instep_mmap_loader.recipe import Payload, Settings, WorkerInit, fingerprint, main_path
 from instep_mmap_loader.room import room
 from instep_mmap_loader.sources import MapSource, Source
-
-__all__ = ["SHARED_MEMORY", "Options", "open_cache", "run_name"]
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
     loaders: list[MmapLoader] = []
 
     def make(dataset: object, batch_size: int | None = 4, **options: Any) -> MmapLoader:
-        options = {"directory": str(tmp_path), "run": "test", "seed": 5, "timeout": 30.0, **options}
+        options = {"directory": str(tmp_path), "run": "test", "seed": 5, **options}
         loaders.append(MmapLoader(dataset, batch_size, **options))
         return loaders[-1]
 

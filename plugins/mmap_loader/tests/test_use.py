@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from test_order import Cyclic
-from things import Counting, Plain, Samples, filled, producer, take
+from things import ByRank, Counting, Plain, Samples, filled, producer, take
 from torch.utils.data import Dataset, DistributedSampler, get_worker_info
 
 import instep
@@ -23,6 +23,8 @@ from instep_mmap_loader.errors import LoaderError
 from instep_mmap_loader.order import At
 
 Make = Callable[..., MmapLoader]
+FULL = pytest.mark.full
+pytestmark = pytest.mark.timeout(180)
 
 
 class Worker(Samples):
@@ -45,23 +47,44 @@ def note(number: int) -> None:
     os.environ["SET"] = f"worker {number}"
 
 
-def test_every_source_is_the_same_through_the_cache(make: Make) -> None:
-    """All caches fill at the same time; the random state outside is not touched."""
-    kinds: dict[str, tuple[object, dict[str, Any]]] = {
-        "sampler": (Samples(31), {"sampler": DistributedSampler(cast("Dataset[Any]", range(31)), 2, 1), "num_workers": 2}),
-        "cyclic": (Samples(50), {"batch_sampler": Cyclic(50, 18, 3, 1, 2), "batch_size": 1}),
-        "whole samples": (Samples(5), {"batch_size": None}),
-        "stateful": (Counting(21), {"drop_last": True}),
-        "plain": (Plain(), {"batch_size": 7}),
-        "empty": (Samples(0), {}),
-    }
+KINDS: dict[str, tuple[object, dict[str, Any]]] = {
+    "sampler": (Samples(31), {"sampler": DistributedSampler(cast("Dataset[Any]", range(31)), 2, 1), "num_workers": 2}),
+    "cyclic": (Samples(50), {"batch_sampler": Cyclic(50, 18, 3, 1, 2), "batch_size": 1}),
+    "whole samples": (Samples(5), {"batch_size": None}),
+    "stateful": (Counting(21), {"drop_last": True}),
+    "plain": (Plain(), {"batch_size": 7}),
+    "empty": (Samples(0), {}),
+}
+EACH = [pytest.param(kind, marks=() if kind in ("sampler", "stateful") else FULL, id=kind) for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", EACH)
+def test_every_source_is_the_same_through_the_cache(make: Make, kind: str) -> None:
+    """The random state outside is not touched."""
+    data, options = KINDS[kind]
     before = torch.get_rng_state()
-    loaders = {kind: make(data, name=kind.replace(" ", "-"), **options) for kind, (data, options) in kinds.items()}
-    for kind, (data, options) in kinds.items():
-        expected = take(make(data, cache=False, **options))
-        assert take(loaders[kind]) == expected, kind
-        assert bool(expected) == (kind != "empty")
+    loader = make(data, **options)
+    expected = take(make(data, cache=False, **options))
+    assert take(loader) == expected
+    assert bool(expected) == (kind != "empty")
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@FULL
+def test_ranks_of_one_stream_do_not_get_each_others_batches(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their data sets are equal but for the environment; after all were killed, whoever comes back first finds its own."""
+    expected = {}
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        expected[rank] = take(make(ByRank(), cache=False))
+        killed = make(ByRank())
+        filled(killed, 4)
+        killed.abandon()
+    assert expected["0"] != expected["1"]
+    assert killed._next.sample == 0
+    again = make(ByRank())
+    assert again.ready() is not None
+    assert take(again) == expected["1"]
 
 
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")
@@ -100,7 +123,7 @@ def test_ranks_that_share_a_stream_have_one_producer(make: Make) -> None:
     thread = threading.Thread(target=lambda: got.extend(take(first, epochs=1)))
     thread.start()
     assert take(second, epochs=1) == expected[1:]
-    thread.join(20)
+    thread.join(60)
     assert got == expected
     first.close()
     assert len(take(second, 12, epochs=2)) == 12, "a reader that left holds nobody up"
@@ -123,13 +146,13 @@ def test_readers_must_stand_at_one_place() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert results == {"ready 0": 5, "ready 1": 5, "told 0": True, "told 1": True}
 
 
 def make_group(store: torch._C._distributed_c10d.Store, number: int) -> dist.ProcessGroup:
     group = dist.ProcessGroup(store, number, 2)
-    backend = dist.ProcessGroupGloo(store, number, 2, timedelta(seconds=20))
+    backend = dist.ProcessGroupGloo(store, number, 2, timedelta(seconds=60))
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     return group
@@ -181,8 +204,8 @@ def test_a_position_with_another_seed_is_refused(make: Make) -> None:
         make(Samples(), cache=False, seed=6).load_state_dict(make(Samples(), cache=False).state_dict())
 
 
-@pytest.mark.full
-@pytest.mark.timeout(300)
+@FULL
+@pytest.mark.timeout(600)
 def test_nothing_grows_over_ten_thousand_steps(make: Make) -> None:
     """Files, bytes, descriptors and memory of both processes."""
     loader = make(Samples(4000), shuffle=True, seed_samples=False)

@@ -4,7 +4,7 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from torch.utils.data import IterableDataset
 from instep import codec
 from instep.errors import UsageError
 from instep_mmap_loader import MmapLoader
+
+_PATIENCE = 60.0
+OPTIONS = {"shuffle": True, "prefetch": 4, "lookback": 3}
 
 
 class Samples:
@@ -79,9 +82,21 @@ class Counting(IterableDataset[torch.Tensor]):
 class Plain(IterableDataset[torch.Tensor]):
     """An iterable without a state."""
 
+    def __init__(self, size: int = 40, *, cost: float = 0.0) -> None:
+        self.size, self.cost = size, cost
+
     def __iter__(self) -> Iterator[torch.Tensor]:
-        for index in range(40):
+        for index in range(self.size):
+            time.sleep(self.cost)
             yield torch.tensor([index]) + torch.rand(1)
+
+
+class ByRank(IterableDataset[torch.Tensor]):
+    """An iterable that takes its share as many scripts do, by the environment."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for index in range(int(os.environ["RANK"]), 40, 2):
+            yield torch.tensor([index])
 
 
 def digest(batch: object) -> str:
@@ -103,6 +118,11 @@ def take(loader: MmapLoader, count: int | None = None, *, epochs: int = 2) -> li
     return out
 
 
+def reference(make: Callable[..., MmapLoader], dataset: object | None = None, **options: object) -> list[str]:
+    """The stream without a cache."""
+    return take(make(dataset or Samples(), cache=False, **{**OPTIONS, **options}))
+
+
 def _rest(loader: MmapLoader) -> Iterable[object]:
     while True:
         try:
@@ -114,7 +134,7 @@ def _rest(loader: MmapLoader) -> Iterable[object]:
 def producer(loader: MmapLoader) -> int:
     """Process id of a loader's producer, once it runs."""
     assert loader._cache is not None
-    end = time.monotonic() + 10
+    end = time.monotonic() + _PATIENCE
     while time.monotonic() < end:
         pid = loader._cache._folder.noted("producer").get("pid")
         if isinstance(pid, int) and running(pid):
@@ -131,8 +151,8 @@ def running(pid: int) -> bool:
         return False
 
 
-def wait_for(ready: Any, *, seconds: float, what: str) -> None:
-    """Poll until ``ready()``."""
+def wait_for(ready: Any, *, what: str, seconds: float = _PATIENCE) -> None:
+    """Poll until ``ready()``; the deadline is for a machine under load."""
     end = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < end, f"waited {seconds} s for {what}"
@@ -143,4 +163,4 @@ def filled(loader: MmapLoader, count: int) -> None:
     """Wait until the next ``count`` batches lie in the cache."""
     cache = loader._cache
     assert cache is not None
-    wait_for(lambda: cache.valid(loader._next, count) >= count, seconds=20, what=f"{count} batches in the cache")
+    wait_for(lambda: cache.valid(loader._next, count) >= count, what=f"{count} batches in the cache")

@@ -17,16 +17,14 @@ DATASETS = {"samples": Samples, "counting": Counting, "plain": Plain}
 def main() -> None:
     out = Path(sys.argv[1])
     told = json.loads(sys.argv[2])
-    loader = MmapLoader(DATASETS[told["dataset"]](), 4, directory=str(out), run="test", seed=5, timeout=30.0, **told["options"])
-    state, done = out / "state", out / "digests"
+    options = {"directory": str(out), "run": "test", "seed": 5, **told["options"]}
+    loader = MmapLoader(DATASETS[told["dataset"]](), told["batch"], **options)
+    state, done = out / f"state{told['who']}", out / f"digests{told['who']}"
     if state.exists():
         loader.load_state_dict(json.loads(state.read_text()))
-    began = time.monotonic()
+    (out / "ready").write_text(str(loader.ready()))
     for _ in range(loader.epoch, 2):
         for batch in loader:
-            if began:
-                (out / "first").write_text(str(time.monotonic() - began))
-                began = 0
             with done.open("a") as file:
                 file.write(digest(batch) + "\n")
             state.write_text(json.dumps(loader.state_dict()))
