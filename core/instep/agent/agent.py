@@ -114,6 +114,7 @@ class _Agent:
         fired = {i.id for i in self._launch.injections} - {i.id for i in job.injections}
         if message:
             self._console.say(message)
+            self._console.end()
         return Outcome(code, message, self._reports.incidents, tuple(sorted(fired)), self._steps)
 
     async def _work(self) -> None:

@@ -2,19 +2,20 @@
 
 import codecs
 import io
-import os
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TextIO
 
 from instep.agent.logs import Logs
+from instep.agent.outlet import Outlet
 from instep.model import IncidentReport
 
 _PERIOD = 10.0
 _REFRESH = 0.2
 _READS = 64
 """Reads of one log in one round, so that a rank that prints without end does not keep the agent busy."""
+_BACKLOG = 1 << 20
+"""Characters that may wait to be written; what the ranks print stays in their logs meanwhile."""
 _ERASE = "\r\x1b[K"
 
 
@@ -29,7 +30,8 @@ class Status:
 class Console:
     """Shows a job on two text streams: the ranks' output on ``out``, everything of the agent on ``err``. ``None`` shows nothing.
 
-    The output of ``hidden`` ranks is in their logs only. A stream that cannot be written any more is given up: the job goes on.
+    The output of ``hidden`` ranks is in their logs only. Nothing here waits for whoever reads, until ``end``. A stream that cannot be
+    written any more is given up: the job goes on.
     """
 
     def __init__(self, logs: Logs, ranks: int, *, out: TextIO | None, err: TextIO | None, hidden: Collection[int] = ()) -> None:
@@ -37,6 +39,7 @@ class Console:
         for stream in (out, err):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # a rank may print what this terminal cannot show
+        self._outlet = Outlet()
         self._partial = ["" for _ in range(ranks)]
         self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(ranks)]
         self._live = err is not None and err.isatty()
@@ -63,30 +66,42 @@ class Console:
 
     def poll(self, now: float, status: Status | None) -> None:
         """Show what the ranks wrote, and from time to time how far they are."""
-        for rank in range(len(self._partial)):
-            for _ in range(_READS):
-                if not (data := self._logs.read(rank)):
-                    break
-                self._lines(rank, data)
-        if status is None or self._err is None or now < self._due:
+        self._losses()
+        self._output()
+        if status is None or self._err is None or now < self._due or self._outlet.backlog > _BACKLOG:
             return
         text = self._progress(now, status)
         if self._live:
             self._due = now + _REFRESH
             self._shown = text
-            self._write(self._err, _ERASE + text)
+            self._outlet.write(self._err, _ERASE + text)
         elif text:
             self.say(text)
 
     def end(self) -> None:
-        """Show what is left, also lines without an end."""
-        self.poll(0.0, None)
+        """Show what is left, also lines without an end, and wait until it is written."""
+        while self._output():
+            self._outlet.settle()
         for rank, rest in enumerate(self._partial):
             if rest:
                 self._lines(rank, b"\n")
         if self._shown and self._err is not None:
             self._shown = ""
-            self._write(self._err, _ERASE)
+            self._outlet.write(self._err, _ERASE)
+        self._outlet.settle()
+        self._losses()
+        self._outlet.close()
+
+    def _output(self) -> bool:
+        """Show what the ranks have printed; false when there was nothing."""
+        some = False
+        for rank in range(len(self._partial)):
+            for _ in range(_READS):
+                if self._outlet.backlog > _BACKLOG or not (data := self._logs.read(rank)):
+                    break
+                self._lines(rank, data)
+                some = True
+        return some
 
     def _progress(self, now: float, status: Status) -> str:
         if self._mark is None:
@@ -107,34 +122,18 @@ class Console:
 
     def _above(self, stream: TextIO, text: str) -> None:
         if self._shown and self._err is not None:
-            self._write(self._err, _ERASE)
-        self._write(stream, text)
+            self._outlet.write(self._err, _ERASE)
+        self._outlet.write(stream, text)
         if self._shown and self._err is not None:
-            self._write(self._err, self._shown)
+            self._outlet.write(self._err, self._shown)
 
-    def _write(self, stream: TextIO, text: str) -> None:
-        try:
-            stream.write(text)
-            stream.flush()
-        except OSError as error:
-            self._lose(stream, error)
-
-    def _lose(self, stream: TextIO, error: OSError) -> None:
+    def _losses(self) -> None:
         """Nobody reads a stream any more, or its disk is full: no reason to end a training."""
-        discard(stream)
-        if stream is self._err:
-            self._err = None
-        if stream is self._out:
-            self._out = None
-            kept = "their logs keep it" if self._logs.path(0) else "with --log-dir it would be kept"
-            self.say(f"the ranks' output cannot be written any more ({error.strerror}); {kept}; the job goes on")
-
-
-def discard(stream: TextIO) -> None:
-    """Point a broken stream at nothing, so that what is left in its buffer cannot fail again at the interpreter's end."""
-    with suppress(OSError):
-        null = os.open(os.devnull, os.O_WRONLY)
-        try:
-            os.dup2(null, stream.fileno())
-        finally:
-            os.close(null)
+        while (failed := self._outlet.failed()) is not None:
+            stream, error = failed
+            if stream is self._err:
+                self._err = None
+            if stream is self._out:
+                self._out = None
+                kept = "their logs keep it" if self._logs.path(0) else "with --log-dir it would be kept"
+                self.say(f"the ranks' output cannot be written any more ({error.strerror}); {kept}; the job goes on")

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        from instep.agent.console import discard
+        from instep.agent.outlet import discard
 
         discard(sys.stdout)
         return 1

@@ -2,7 +2,7 @@
 
 import sys
 
-from instep.agent.console import discard
+from instep.agent.outlet import discard
 
 
 def show(text: str) -> None:
