@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from loader_cost import copies, throughput
-from loader_restart import closing, new_process, same_process
+from loader_restart import closing, new_process, raising, same_process
 
 BARS = {
     "put_over_copy": (2.5, "most"),
@@ -27,6 +27,7 @@ BARS = {
     "restart_ms_step_1000": (20.0, "most"),
     "in_process_ms_step_10": (10.0, "most"),
     "in_process_ms_step_1000": (10.0, "most"),
+    "raise_s": (1.0, "most"),
     "close_s": (1.0, "most"),
 }
 _PATIENCE = 900
@@ -40,6 +41,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     for skip in (10, 1000):
         result[f"restart_ms_step_{skip}"] = new_process(skip)
         result[f"in_process_ms_step_{skip}"] = same_process(skip)
+    result["raise_s"] = raising()
     result["close_s"] = closing()
     if args.peers:
         for python in (sys.executable, *args.peer_python):

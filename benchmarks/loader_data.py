@@ -33,6 +33,13 @@ class Tokens:
         return {"tokens": row, "labels": row, "positions": row, "weights": weight}
 
 
+class Broken(Tokens):
+    """Raises at the first sample, and says when."""
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        raise ValueError(f"raised at <{time.monotonic()}>")
+
+
 class Stream(IterableDataset[dict[str, torch.Tensor]]):
     """The same samples one after the other, from a source that cannot tell its position."""
 

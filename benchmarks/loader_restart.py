@@ -11,9 +11,10 @@ import warnings
 
 import torch
 from loader_cost import filled
-from loader_data import BATCHES, COST, SAMPLES, Stream, Tokens, check
+from loader_data import BATCHES, COST, SAMPLES, Broken, Stream, Tokens, check
 
 from instep_mmap_loader import MmapLoader
+from instep_mmap_loader.errors import LoaderError
 
 REPEATS = 5
 _PATIENCE = 120
@@ -50,6 +51,20 @@ def same_process(skip: int) -> float:
         filled(loader)
     loader.close()
     return 1e3 * statistics.median(seconds[1:])
+
+
+def raising() -> float:
+    """Seconds from an exception of the data set to the same in the trainer that waits for the batch: the longest."""
+    longest = 0.0
+    loader = MmapLoader(Broken(BATCHES, 0.0), SAMPLES, name="raising")
+    for _ in range(REPEATS):
+        try:
+            next(iter(loader))
+        except LoaderError as error:
+            longest = max(longest, time.monotonic() - float(str(error).rpartition("<")[2].partition(">")[0]))
+        loader.load_state_dict(_state(0))
+    loader.close()
+    return longest
 
 
 def closing() -> float:

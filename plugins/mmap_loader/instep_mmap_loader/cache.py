@@ -163,7 +163,7 @@ class Cache:
         self._settings = replace(self._place.settings, folder=str(self._folder.path))
         self._mapped = Mapped(self._folder, writable=False)
         self._keeper = Keeper(self._folder, self._settings, self._payload)
-        self._wipe()
+        self._clean()
 
     def _ensure(self) -> None:
         """There is a living producer of this very stream."""
@@ -173,16 +173,20 @@ class Cache:
                 self._again()
             self._keeper.ensure()
 
-    def _wipe(self) -> None:
-        """Records of another data set, seed or sharding are of no use."""
+    def _clean(self) -> None:
+        """Records of another data set, seed or sharding are of no use, nor are errors that the reader before this one was to be told."""
         before = self._folder.noted(PRODUCER).get("fingerprint")
-        if before in (None, self._settings.fingerprint):
-            return
-        log.info("%s: the cache was made for another data set, seed or sharding; starting afresh", self._folder.path)
+        if others := before not in (None, self._settings.fingerprint):
+            log.info("%s: the cache was made for another data set, seed or sharding; starting afresh", self._folder.path)
         for name in self._folder.names():
             at = record_at(name)
-            if at is not None:
+            if at is not None and (others or self._told(name)):
                 self.take_out(at)
+
+    def _told(self, name: str) -> bool:
+        with contextlib.suppress(FileNotFoundError, Refused):
+            return peek(self._mapped.view(name)).kind == "error"
+        return False
 
     def _again(self) -> None:
         """The directory was removed: claim a new one."""

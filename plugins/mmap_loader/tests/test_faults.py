@@ -181,6 +181,21 @@ def test_an_exception_comes_with_its_traceback_at_its_batch(make: Make, tmp_path
     assert [digest(again(loader)), *take(loader)] == expected[5:]
 
 
+def test_an_error_is_not_told_to_the_next_trainer(make: Make, tmp_path: Path) -> None:
+    """The first one was killed while its producer, which lives on, had come upon a broken sample; meanwhile that was mended."""
+    cured = tmp_path / "cured"
+    expected = reference(make, shuffle=False)
+    loader = make(Samples(fault="raise", cured=str(cured)), prefetch=6)
+    take(loader, 2)
+    wait_for(lambda: any(path.name == "r-0-20" for path in records(loader)), what="the broken batch")
+    state = loader.state_dict()
+    loader.abandon()
+    cured.touch()
+    second = make(Samples(fault="raise", cured=str(cured)), prefetch=6)
+    second.load_state_dict(state)
+    assert take(second) == expected[2:]
+
+
 @FULL
 def test_a_dying_worker_is_named(make: Make, tmp_path: Path) -> None:
     cured = tmp_path / "cured"
