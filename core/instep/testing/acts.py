@@ -51,8 +51,7 @@ def cycles(me: Rank, count: int) -> Json:
             _call(me, hook, {"step": cycle, "incarnation": cycle + 1, "groups": [], "thread": hook == "quiesce"})
             shm.look()
         me.renew()
-        last = cycle == count - 1
-        counts.append(census.settled(counts[0]) if last else census.census())
+        counts.append(census.settled(counts[0]) if cycle == count - 1 else census.census())
     before, first, last = (plain(count) for count in (counts[0], counts[1], counts[-1]))
     return {"before": before, "first": first, "last": last, "shm": list(shm.left())}
 

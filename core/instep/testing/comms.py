@@ -6,8 +6,8 @@ from typing import ClassVar
 from instep.model import Group
 from instep.testing.contract import broken
 from instep.testing.drilled import DrilledContract
-from instep.testing.rehearsal import ACTS, Line, Rehearsal
 from instep.testing.samples import world_group
+from instep.testing.walk import ACTS, Line, Walk
 
 TURNS = 12
 
@@ -23,18 +23,18 @@ class CommsContract(DrilledContract):
         """Sums, copies, barriers and messages, in the world and in groups of it."""
         self._need("reinit_comms")
         groups = self._groups()
-        with self._rehearsal() as rehearsal:
-            rehearsal.start()
-            self._connected(rehearsal, *groups)
+        with self._walk() as walk:
+            walk.start()
+            self._connected(walk, *groups)
             for group in groups:
-                self._collectives(rehearsal, group)
+                self._collectives(walk, group)
 
     def test_none_for_a_backend_of_somebody_else(self) -> None:
         """``None`` for a backend that it does not know: another plugin's turn."""
         self._need("reinit_comms")
-        with self._rehearsal(2) as rehearsal:
-            rehearsal.start()
-            for line in rehearsal.connect(world_group(2, "no_such_backend")):
+        with self._walk(2) as walk:
+            walk.start()
+            for line in walk.connect(world_group(2, "no_such_backend")):
                 if line.none is not True:
                     broken(f"reinit_comms of {self._who} for the backend 'no_such_backend' {line.answer}; it must return None")
 
@@ -42,15 +42,15 @@ class CommsContract(DrilledContract):
         """A collective that a stopped rank never enters fails once the others are told to be quiet."""
         self._need("reinit_comms", "quiesce")
         last = self.ranks - 1
-        with self._rehearsal() as rehearsal:
-            rehearsal.start()
-            self._connected(rehearsal)
-            others = [rank for rank in rehearsal.world.living if rank != last]
-            rehearsal.world.stop(last)
-            rehearsal.world.together(others, f"{ACTS}:pend", group=rehearsal.everyone.model_dump(mode="json"))
-            rehearsal.call("quiesce", others, incarnation=1, thread=True)
+        with self._walk() as walk:
+            walk.start()
+            self._connected(walk)
+            others = [rank for rank in walk.world.living if rank != last]
+            walk.world.stop(last)
+            walk.world.together(others, f"{ACTS}:pend", group=walk.everyone.model_dump(mode="json"))
+            walk.call("quiesce", others, incarnation=1, thread=True)
             limit = self._limit("quiesce")
-            for rank, answer in rehearsal.world.together(others, f"{ACTS}:pended", seconds=2 * limit + 5, seconds_each=limit).items():
+            for rank, answer in walk.world.together(others, f"{ACTS}:pended", seconds=2 * limit + 5, seconds_each=limit).items():
                 if answer.value != "failed":
                     broken(
                         f"after quiesce of {self._who} on rank {rank} a collective that waits for a stopped rank is still going on "
@@ -60,41 +60,41 @@ class CommsContract(DrilledContract):
     def test_a_replacement_is_connected(self) -> None:
         """A rank that died comes back as another process; old communicators do no harm."""
         self._need("reinit_comms", "quiesce")
-        with self._rehearsal() as rehearsal:
-            rehearsal.start()
-            self._connected(rehearsal)
+        with self._walk() as walk:
+            walk.start()
+            self._connected(walk)
             for victim in (self.ranks - 1, 0):
-                rehearsal.world.kill(victim)
-                rehearsal.quiesce()
-                rehearsal.world.replace(victim)
-                rehearsal.start([victim])
-                self._connected(rehearsal)
-                self._collectives(rehearsal, rehearsal.everyone)
+                walk.world.kill(victim)
+                walk.quiesce()
+                walk.world.replace(victim)
+                walk.start([victim])
+                self._connected(walk)
+                self._collectives(walk, walk.everyone)
 
     def test_connecting_gives_way_to_a_newer_fault(self) -> None:
         """While a peer never comes, ``check`` is called, and its ``Interrupted`` ends the attempt; the next one works."""
         self._need("reinit_comms", "quiesce")
         last = self.ranks - 1
         others = list(range(last))
-        with self._rehearsal() as rehearsal:
-            rehearsal.start()
-            for line in rehearsal.connect(ranks=others, meanwhile=lambda: rehearsal.world.interrupt(*others)):
+        with self._walk() as walk:
+            walk.start()
+            for line in walk.connect(ranks=others, meanwhile=lambda: walk.world.interrupt(*others)):
                 self._gives_way(line)
-            rehearsal.quiesce()
-            self._connected(rehearsal)
-            self._collectives(rehearsal, rehearsal.everyone)
+            walk.quiesce()
+            self._connected(walk)
+            self._collectives(walk, walk.everyone)
 
     def test_nothing_piles_up_over_incarnations(self) -> None:
         """Open files and threads are the same after many recoveries as after a few."""
         self._need("reinit_comms", "quiesce")
-        with self._rehearsal() as rehearsal:
-            rehearsal.start()
+        with self._walk() as walk:
+            walk.start()
             counts: list[dict[int, dict[str, int]]] = []
             for turn in range(TURNS):
-                self._connected(rehearsal, *self._groups())
-                rehearsal.quiesce()
+                self._connected(walk, *self._groups())
+                walk.quiesce()
                 if turn in (TURNS // 3, TURNS - 1):
-                    counts.append(self._holdings(rehearsal))
+                    counts.append(self._holdings(walk))
             for rank, early in counts[0].items():
                 late = counts[1][rank]
                 grown = {kind: (early[kind], late[kind]) for kind in early if late[kind] >= early[kind] + TURNS // 2}
@@ -106,8 +106,8 @@ class CommsContract(DrilledContract):
         self._need("reinit_comms", "quiesce")
         from instep.testing.connections import check
 
-        with self._rehearsal(3) as rehearsal:
-            check(rehearsal, who=self._who)
+        with self._walk(3) as walk:
+            check(walk, who=self._who)
 
     def _groups(self) -> list[Group]:
         size = self.ranks
@@ -117,22 +117,22 @@ class CommsContract(DrilledContract):
             Group(name="2", ranks=tuple(range(size - 1, 0, -1)), backend=self.backend),
         ]
 
-    def _connected(self, rehearsal: Rehearsal, *groups: Group) -> None:
-        lines = rehearsal.connect(*groups)
+    def _connected(self, walk: Walk, *groups: Group) -> None:
+        lines = walk.connect(*groups)
         for line in lines:
             if line.answer.blocked:
                 broken(self._late(line))
             if not line.answer.ok or line.said.get("wrong") or line.none:
                 broken(f"reinit_comms of {self._who} on rank {line.rank} {line.said.get('wrong') or line.answer}")
 
-    def _collectives(self, rehearsal: Rehearsal, group: Group) -> None:
+    def _collectives(self, walk: Walk, group: Group) -> None:
         given = group.model_dump(mode="json")
-        for rank, answer in rehearsal.world.together(list(group.ranks), f"{ACTS}:collectives", group=given).items():
+        for rank, answer in walk.world.together(list(group.ranks), f"{ACTS}:collectives", group=given).items():
             if not answer.ok or answer.value:
                 broken(f"collectives of {self._who} in group {group.ranks} on rank {rank}: {answer.value or answer}")
 
-    def _holdings(self, rehearsal: Rehearsal) -> dict[int, dict[str, int]]:
-        answers = rehearsal.world.together(rehearsal.world.living, f"{ACTS}:holdings")
+    def _holdings(self, walk: Walk) -> dict[int, dict[str, int]]:
+        answers = walk.world.together(walk.world.living, f"{ACTS}:holdings")
         return {rank: {k: int(str(v)) for k, v in a.value.items()} for rank, a in answers.items() if isinstance(a.value, dict)}
 
     def _gives_way(self, line: Line) -> None:

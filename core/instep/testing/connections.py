@@ -1,83 +1,92 @@
 """Any legal order of connections: a state machine over a real world that connects, computes, loses ranks and connects again."""
 
+from typing import ClassVar
+
 from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from instep.model import Group
 from instep.testing.contract import broken
 from instep.testing.order import QUIET, OrderError
-from instep.testing.rehearsal import ACTS, Rehearsal
+from instep.testing.walk import ACTS, Walk
 
 GROUPS = ((0, 1), (1, 2), (2, 0), (2, 1, 0))
 
 
-def machine(rehearsal: Rehearsal, who: str) -> type[RuleBasedStateMachine]:  # noqa: C901 - a machine is its rules
-    """The state machine of a whole world."""
+class Connections(RuleBasedStateMachine):
+    """A whole world. ``check`` makes a subclass with the walk that it takes."""
 
-    class Connections(RuleBasedStateMachine):
-        def __init__(self) -> None:
-            super().__init__()
-            self.live: list[Group] = []
-            self.told: list[str] = []
-            self.made = 0
-            for rank in range(rehearsal.world.size):
-                if rank not in rehearsal.world.living:
-                    rehearsal.world.replace(rank)
-            rehearsal.incarnation += 1
-            rehearsal.start()
-            self.connect([rehearsal.everyone])
+    walk: ClassVar[Walk]
+    who: ClassVar[str]
 
-        def connect(self, groups: list[Group]) -> None:
-            self.told.append(f"connect {[g.ranks for g in groups]}")
-            for line in rehearsal.connect(*groups):
-                if not line.answer.ok or line.said.get("wrong") or line.none:
-                    self.fail(f"reinit_comms on rank {line.rank} {line.said.get('wrong') or line.answer}")
-            self.live = [*self.live, *groups]
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: list[Group] = []
+        self.told: list[str] = []
+        self.made = 0
+        self.walk.begin()
+        self.connect([self.walk.everyone])
 
-        def fail(self, what: str) -> None:
-            raise OrderError(f"{who}: {what}. The calls until then: {', '.join(self.told)}")
+    def connect(self, groups: list[Group]) -> None:
+        """Connect groups, which must succeed."""
+        self.told.append(f"connect {[g.ranks for g in groups]}")
+        for line in self.walk.connect(*groups):
+            if not line.answer.ok or line.said.get("wrong") or line.none:
+                self.fail(f"reinit_comms on rank {line.rank} {line.said.get('wrong') or line.answer}")
+        self.live = [*self.live, *groups]
 
-        @precondition(lambda self: self.live and len(self.live) < 4)
-        @rule(ranks=st.sampled_from(GROUPS))
-        def new_group(self, ranks: tuple[int, ...]) -> None:
-            self.made += 1
-            self.connect([Group(name=str(self.made), ranks=ranks, backend=rehearsal.backend)])
+    def fail(self, what: str) -> None:
+        """Tell the order until here."""
+        raise OrderError(f"{self.who}: {what}. The calls until then: {', '.join(self.told)}")
 
-        @precondition(lambda self: self.live)
-        @rule()
-        def compute(self) -> None:
-            self.told.append("collectives")
-            for group in self.live:
-                given = group.model_dump(mode="json")
-                for rank, answer in rehearsal.world.together(list(group.ranks), f"{ACTS}:collectives", group=given).items():
-                    if not answer.ok or answer.value:
-                        self.fail(f"collectives of {group.ranks} on rank {rank}: {answer.value or answer}")
+    @precondition(lambda self: self.live and len(self.live) < 4)
+    @rule(ranks=st.sampled_from(GROUPS))
+    def new_group(self, ranks: tuple[int, ...]) -> None:
+        """The script makes a process group."""
+        self.made += 1
+        self.connect([Group(name=str(self.made), ranks=ranks, backend=self.walk.backend)])
 
-        @rule(lost=st.sampled_from([None, 0, 1, 2]))
-        def fault(self, lost: int | None) -> None:
-            self.told.append("a fault" if lost is None else f"rank {lost} dies")
-            if lost is not None:
-                rehearsal.world.kill(lost)
-            rehearsal.quiesce()
-            if lost is not None:
-                rehearsal.world.replace(lost)
-                rehearsal.start([lost])
-            groups, self.live = self.live, []
-            self.connect(groups)
+    @precondition(lambda self: self.live)
+    @rule()
+    def compute(self) -> None:
+        """Every group adds up right."""
+        self.told.append("collectives")
+        for group in self.live:
+            given = group.model_dump(mode="json")
+            for rank, answer in self.walk.world.together(list(group.ranks), f"{ACTS}:collectives", group=given).items():
+                if not answer.ok or answer.value:
+                    self.fail(f"collectives of {group.ranks} on rank {rank}: {answer.value or answer}")
 
-        def teardown(self) -> None:
-            rehearsal.call("close")
+    @rule(lost=st.sampled_from([None, 0, 1, 2]))
+    def fault(self, lost: int | None) -> None:
+        """An exception, or a death; all groups are connected again."""
+        self.told.append("a fault" if lost is None else f"rank {lost} dies")
+        if lost is not None:
+            self.walk.world.kill(lost)
+        self.walk.quiesce()
+        if lost is not None:
+            self.walk.world.replace(lost)
+            self.walk.start([lost])
+        groups, self.live = self.live, []
+        self.connect(groups)
 
-    return Connections
+    def teardown(self) -> None:
+        """All processes end."""
+        self.walk.call("close")
 
 
-def check(rehearsal: Rehearsal, *, who: str) -> None:
+def check(walk: Walk, *, who: str) -> None:
     """Run some orders; fails with the shortest one that breaks the plugin."""
     try:
-        run_state_machine_as_test(machine(rehearsal, who), settings=settings(QUIET, max_examples=5, stateful_step_count=8))
+        run_state_machine_as_test(
+            type("Connections", (Connections,), {"walk": walk, "who": who}), settings=settings(QUIET, max_examples=5, stateful_step_count=8)
+        )
     except OrderError as error:
         message = str(error)
+    except Flaky:
+        message = f"{who} does not behave the same in the same order of calls: it keeps something from one instance to the next"
     else:
         return
     broken(f"an order of connections that a job may bring about breaks the plugin: {message}")

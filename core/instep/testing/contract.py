@@ -16,7 +16,7 @@ from instep.hooks import Plugin
 from instep.model import Json
 from instep.testing import census, surface
 from instep.testing.nursery import TORCH, Nursery
-from instep.testing.rehearsal import ACTS, DEADLINES, NEEDS_TORCH, Line, Rehearsal
+from instep.testing.walk import ACTS, DEADLINES, NEEDS_TORCH, Line, Walk
 from instep.testing.world import World
 
 CYCLES = 4
@@ -42,7 +42,7 @@ class PluginContract:
         plugin: the class under test; an installed distribution must offer it.
         settings: settings for it, as in its table of the configuration.
         ranks: number of processes where ranks must agree.
-        deadlines: seconds by hook, where a plugin promises to be quicker than ``instep.testing.rehearsal.DEADLINES``.
+        deadlines: seconds by hook, where a plugin promises to be quicker than ``instep.testing.walk.DEADLINES``.
         torch: whether its processes should have imported torch beforehand; hooks that need tensors imply it.
     """
 
@@ -115,10 +115,10 @@ class PluginContract:
     def test_quiesce_can_be_repeated(self) -> None:
         """It is called again until the main thread has acknowledged."""
         self._need("quiesce")
-        with self._rehearsal(1) as rehearsal:
-            rehearsal.start()
+        with self._walk(1) as walk:
+            walk.start()
             for call in range(1, 6):
-                for line in rehearsal.call("quiesce", incarnation=1, thread=call != 4, acknowledging=call == 4):
+                for line in walk.call("quiesce", incarnation=1, thread=call != 4, acknowledging=call == 4):
                     if line.answer.blocked:
                         broken(self._late(line))
                     if not line.answer.ok:
@@ -127,7 +127,7 @@ class PluginContract:
                             f"quiesce of {self._who} {when} {line.answer}. Quiesce is called again until the main thread has "
                             "acknowledged, so it must be idempotent"
                         )
-            for line in rehearsal.call("close"):
+            for line in walk.call("close"):
                 if not line.answer.ok:
                     broken(f"close of {self._who} after quiesce {line.answer}")
 
@@ -146,8 +146,8 @@ class PluginContract:
         self._skip_blocked()
         from instep.testing.order import check
 
-        with self._rehearsal(1) as rehearsal:
-            check(rehearsal, who=self._who)
+        with self._walk(1) as walk:
+            check(walk, who=self._who)
 
     def test_each_capability_is_under_its_contract(self) -> None:
         """What it implements has laws of its own; those that this class does not bring are named."""
@@ -188,16 +188,16 @@ class PluginContract:
             yield world
 
     @contextmanager
-    def _rehearsal(self, size: int | None = None) -> Iterator[Rehearsal]:
+    def _walk(self, size: int | None = None) -> Iterator[Walk]:
         with self._world(self.ranks if size is None else size) as world:
-            yield Rehearsal(world, plugins.implemented(self.plugin), name=self._name, deadlines=self.deadlines)
+            yield Walk(world, plugins.implemented(self.plugin), name=self._name, deadlines=self.deadlines)
 
     def _lines(self) -> list[Line]:
         """The calls of one whole lifecycle, made once for all laws that look at it."""
         if type(self) not in self._whole:
-            with self._rehearsal() as rehearsal:
-                rehearsal.whole()
-                self._whole[type(self)] = rehearsal.script
+            with self._walk() as walk:
+                walk.whole()
+                self._whole[type(self)] = walk.script
         return self._whole[type(self)]
 
     def _skip_blocked(self) -> None:

@@ -13,7 +13,7 @@ from instep.plugins import LoadedPlugins
 from instep.testing import samples
 from instep.testing.contract import PluginContract, broken
 from instep.testing.peer import SECRET
-from instep.testing.rehearsal import DEADLINES
+from instep.testing.walk import DEADLINES
 
 Undo = Callable[[], None]
 

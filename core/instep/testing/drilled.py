@@ -9,7 +9,7 @@ from instep.model import Json
 from instep.testing.contract import PluginContract, broken
 from instep.testing.faults import Faults
 from instep.testing.jobs import DRILL_JOB, JobRun, Jobs, Script
-from instep.testing.rehearsal import DEADLINES
+from instep.testing.walk import DEADLINES
 
 
 class DrilledContract(PluginContract):

@@ -1,7 +1,9 @@
 """``my_restore``: state is restored over a directory on local NVMe, and the newest copy is kept there."""
 
 import hashlib
+import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,7 +12,7 @@ from pydantic import Field, PrivateAttr
 import instep
 from instep.errors import InstepError
 from instep.hooks import Job, Recovery
-from instep.model import Receipt, Role
+from instep.model import IncidentReport, Plan, Receipt, Role, Status, Unrecoverable, Vote
 
 NAME = "my_restore"
 _POLL = 0.002
@@ -23,6 +25,7 @@ class MyRestore(instep.Plugin):
 
     directory: str = Field(description="a directory on local NVMe that all ranks of the machine see")
     keep: bool = Field(default=True, description="whether the newest copy stays behind the job")
+    most: int = Field(default=64, ge=1, description="replacements that may read from the disk at once; with more, the next rung is quicker")
 
     _job: str = PrivateAttr(default="")
     _copy: Path | None = PrivateAttr(default=None)
@@ -32,6 +35,15 @@ class MyRestore(instep.Plugin):
         """The name of the job's copies follows from its secret, which ranks of other jobs do not know."""
         Path(self.directory).mkdir(parents=True, exist_ok=True)
         self._job = hashlib.sha256(job.secret).hexdigest()[:16]
+
+    @instep.hookimpl
+    def plan(self, votes: Sequence[Vote]) -> Plan | Unrecoverable | None:
+        """In the agent. ``None`` leaves the plan to core; too many losses at once are not for this disk."""
+        lost = [vote.rank for vote in votes if vote.status is Status.FRESH]
+        if len(lost) <= self.most:
+            return None
+        why = f"{len(lost)} ranks were lost at once, {NAME} restores at most {self.most} from its disk (setting 'most')"
+        return Unrecoverable(incarnation=votes[0].incarnation, why=why)
 
     @instep.hookimpl(tryfirst=True)
     def restore_state(self, recovery: Recovery) -> Receipt | None:
@@ -59,6 +71,14 @@ class MyRestore(instep.Plugin):
         recovery.gather(b"\1")
         seconds = time.monotonic() - began
         return Receipt(phase="restore_state", plugin=NAME, rank=recovery.rank, seconds=seconds, bytes=received, verified=True)
+
+    @instep.hookimpl
+    def report(self, incident: IncidentReport) -> None:
+        """In the agent. One line for each incident, so that a disk that grows slow is seen."""
+        seconds = max((r.seconds for r in incident.phases if r.plugin == NAME), default=0.0)
+        line = json.dumps({"incident": incident.incident, "bytes": incident.bytes_moved, "seconds": round(seconds, 3)})
+        with (Path(self.directory) / "restores.jsonl").open("a") as file:
+            file.write(line + "\n")
 
     @instep.hookimpl
     def close(self) -> None:

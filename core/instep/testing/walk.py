@@ -47,7 +47,7 @@ class Line:
         return bool(self.said.get("none")) if self.answer.ok else None
 
 
-class Rehearsal:
+class Walk:
     """One pass through the lifecycle; ``script`` holds all calls in order. Hooks that the plugin lacks are passed over."""
 
     def __init__(self, world: World, hooks: Collection[str], *, name: str, deadlines: Mapping[str, float], backend: str = "gloo") -> None:
@@ -80,6 +80,14 @@ class Rehearsal:
         lines = [Line(hook, rank, answers[rank]) for rank in ranks]
         self.script += lines
         return lines
+
+    def begin(self) -> None:
+        """A job from its start: every rank has a process and a new instance."""
+        self.incarnation = 0
+        for rank in range(self.world.size):
+            if rank not in self.world.living:
+                self.world.replace(rank)
+        self.start()
 
     def start(self, ranks: Sequence[int] | None = None) -> None:
         """New instances on these ranks, started."""
