@@ -109,6 +109,8 @@ def _check(options: Options) -> None:
         raise UsageError(f"MmapLoader: reader={options.reader} of readers={options.readers}")
     if not options.name or "/" in options.name or options.name.startswith("."):
         raise UsageError(f"MmapLoader: name={options.name!r} cannot be part of a file name")
+    if not Path(options.directory).is_dir():
+        raise UsageError(f"MmapLoader: directory={options.directory!r} is no directory")
     if options.capacity is not None and options.capacity > (there := room(options.directory)):
         raise UsageError(
             f"MmapLoader: capacity={options.capacity} bytes, but {options.directory} and the memory limit leave {there}; give less, "

@@ -37,10 +37,12 @@ class Producer:
         self._pool = Pool(folder, slots=settings.prefetch + settings.lookback + 2, capacity=settings.capacity)
         self._standings: dict[int, Standing] = {}
         self._wake = folder.pipe(WAKE)
-        self._workers: dict[Connection, int] = {}
+        self._workers: dict[Connection, tuple[int, int]] = {}
         self._making: dict[Connection, deque[Order]] = {}
         self._legs: deque[Leg] = deque()
         self._walk: Iterator[Leg] | None = None
+        self._deadly: set[At] = set()
+        self._errors: dict[At, str] = {}
 
     def start(self, source: Source, init: WorkerInit | None) -> None:
         """Take over what an earlier producer left, and fork the workers."""
@@ -90,7 +92,7 @@ class Producer:
             worker = min(self._workers, key=lambda worker: len(self._making[worker]))
             if len(self._making[worker]) >= _AHEAD or (slot := self._pool.take(keep)) is None:
                 return
-            order = Order(leg, slot, self._pool.limit(), self._state(leg.at), error)
+            order = Order(leg, slot, self._pool.limit(), self._state(leg.at), self._errors.pop(leg.at, error))
             self._making[worker].append(order)
             worker.send_bytes(order.encode())
 
@@ -144,22 +146,21 @@ class Producer:
             standing.wake()
 
     def _lost(self, worker: Connection) -> None:
-        """A worker died: its batch becomes an error, and another worker takes its place."""
-        pid = self._workers.pop(worker)
+        """A worker died: another one takes its place and makes its batch. If that one dies of it too, the batch becomes an error."""
+        pid, number = self._workers.pop(worker)
         worker.close()
         _, status = os.waitpid(pid, 0)
-        code = os.waitstatus_to_exitcode(status)
         orders = self._making.pop(worker)
-        for order in list(orders)[1:]:
+        for order in orders:
             self._pool.gone(order.slot)
         if orders:
-            order = orders[0]
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-            text = f"worker process {pid} {how} while it made the batch of the samples {_few(order.leg.indices)}"
-            settings = self._settings
-            own = Worker(self._source, self._folder, fingerprint=settings.fingerprint, generation=self._generation)
-            self._done(own.make(Order(order.leg, order.slot, order.limit, error=text)))
-        self._fork(len(self._workers))
+            leg = orders[0].leg
+            if leg.at in self._deadly:
+                code = os.waitstatus_to_exitcode(status)
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+                self._errors[leg.at] = f"worker process {pid} {how}, as was another, while it made the batch of {_few(leg.indices)}"
+            self._deadly ^= {leg.at}
+        self._fork(number)
 
     def _fork(self, number: int) -> None:
         mine, theirs = Pipe()
@@ -173,7 +174,7 @@ class Producer:
                 worker = Worker(self._source, self._folder, fingerprint=self._settings.fingerprint, generation=self._generation)
                 work(worker, theirs, parent=parent, number=number, count=self._settings.workers, init=self._init)
         theirs.close()
-        self._workers[mine], self._making[mine] = pid, deque()
+        self._workers[mine], self._making[mine] = (pid, number), deque()
 
 
 def _few(indices: object) -> str:

@@ -202,7 +202,7 @@ def test_a_dying_worker_is_named(make: Make, tmp_path: Path) -> None:
     expected = reference(make, shuffle=False)
     loader = make(Samples(fault="die", cured=str(cured)), num_workers=2)
     assert take(loader, 5) == expected[:5]
-    with pytest.raises(LoaderError, match=r"was killed by SIGKILL while it made the batch of the samples \[20, 21"):
+    with pytest.raises(LoaderError, match=r"was killed by SIGKILL, as was another, while it made the batch of \[20, 21"):
         loader.following()
     cured.touch()
     assert [digest(again(loader)), *take(loader)] == expected[5:]

@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from things import OPTIONS, Plain, Samples, filled, producer, reference, running, take, wait_for
@@ -69,6 +70,22 @@ def test_a_forked_child_leaves_the_cache_alone(make: Make) -> None:
     for end in (gate, opened):
         os.close(end)
     assert got + take(second) == expected
+
+
+@FULL
+def test_a_worker_that_is_killed_once_is_not_seen_in_the_stream(make: Make) -> None:
+    """As by the kernel that is out of memory. The number that workers know themselves by stays."""
+    expected = reference(make)
+    loader = make(Samples(cost=0.02), num_workers=2, **OPTIONS)
+    got = take(loader, 2)
+    main = producer(loader)
+    for _ in range(4):
+        filled(loader, 4)  # so that none dies twice of one batch
+        got += take(loader, 1)
+        (first, *_) = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+        os.kill(int(first), signal.SIGKILL)
+    assert producer(loader) == main
+    assert got + take(loader) == expected
 
 
 @FULL

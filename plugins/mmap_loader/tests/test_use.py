@@ -192,6 +192,7 @@ def test_the_session_adopts_it_without_an_agent(make: Make) -> None:
         ({"reader": 1}, "reader=1"),
         ({"prefetch": 0}, "prefetch=0"),
         ({"name": "../x"}, "file name"),
+        ({"directory": "/nowhere"}, "no directory"),
     ],
 )
 def test_wrong_arguments_are_named(make: Make, options: dict[str, Any], what: str) -> None:
