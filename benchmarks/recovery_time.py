@@ -26,15 +26,17 @@ from instep.messages import Injection
 from instep.model import IncidentReport
 
 JOB = str(Path(__file__).with_name("recovery_job.py"))
-GAP = 6
-"""Steps between two kills."""
+GAP = {"1M": 80, "25M": 12}
+"""Steps between two kills: a few seconds, so that a recovery does not begin while the one before it is being cleaned up."""
 
 
 def instep_row(params: str, ranks: int, kills: int) -> dict[str, object]:
     """One job with `kills` kills: medians of seconds, and of the slowest rank in each phase."""
     draw = random.Random(0)
-    placed = [Injection(id=i, rank=i % ranks, kind="kill", step=(i + 1) * GAP, point=draw.choice(drill.ANYWHERE)) for i in range(kills)]
-    args = ("--params", params, "--steps", str((kills + 2) * GAP))
+    placed = [
+        Injection(id=i, rank=i % ranks, kind="kill", step=(i + 1) * GAP[params], point=draw.choice(drill.ANYWHERE)) for i in range(kills)
+    ]
+    args = ("--params", params, "--steps", str((kills + 1) * GAP[params]))
     outcome = run(Launch(script=JOB, args=args, nproc=ranks, config=config.load().config, injections=tuple(placed), quiet=True))
     if outcome.code or len(outcome.incidents) != kills:
         raise SystemExit(

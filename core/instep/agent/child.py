@@ -51,6 +51,11 @@ def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
         os._exit(70)
 
 
+def name_process(name: str) -> None:
+    """Show a name of up to 15 bytes in top."""
+    _prctl(_PR_SET_NAME, name.encode()[:15])
+
+
 def run(task: Task) -> None:
     """Run the script or module as ``__main__``, and end as an interpreter does.
 
@@ -75,8 +80,7 @@ def run(task: Task) -> None:
 
 
 def _joined() -> bool:
-    session = sys.modules.get("instep.session")
-    return session is not None and session.current() is not None
+    return "instep.session" in sys.modules and sys.modules["instep.session"].current() is not None
 
 
 def _end(code: object) -> NoReturn:
@@ -117,8 +121,7 @@ def _run(task: Task) -> None:
 def _run_file(path: Path, main: ModuleType) -> None:
     loader = SourceFileLoader("__main__", str(path))
     main.__dict__.update(__file__=str(path), __loader__=loader, __builtins__=sys.modules["builtins"], __cached__=None, __package__=None)
-    code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-    exec(code, main.__dict__)  # noqa: S102 - this is what an interpreter does with a script
+    exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - what an interpreter does
 
 
 def _users_part(trace: TracebackType | None) -> TracebackType | None:
@@ -177,7 +180,7 @@ def _environment(task: Task, kept: tuple[int, ...]) -> None:
 
 def _name(task: Task) -> None:
     """Show the rank in top (thread name) and in ps (the argument area, within its size)."""
-    _prctl(_PR_SET_NAME, task.name.encode()[:15])
+    name_process(task.name)
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, size = int(fields[_ARG_START]), int(fields[_ARG_END]) - int(fields[_ARG_START])
     if start and size > 1:

@@ -57,7 +57,7 @@ class Coordinator:
                 job_rung(job, f"{detail}:\n{table}", self._of_all("hang", detail, "watchdog"))
             case ev.ServerDied(why):
                 job_rung(job, why, self._of_all("exit", why, "agent"))
-            case ev.Detected(fault) if job.life.live:
+            case ev.Detected(fault) if job.life.live and not any(m.ended for m in job.members):
                 recovery.open_incarnation(job, fault)
             case ev.Woken():
                 recovery.release_held(job)

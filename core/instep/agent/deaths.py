@@ -22,8 +22,6 @@ def died(job: Job, member: Member, code: int | None) -> None:
         _in_setup(job, member, code, fault)
     elif outside:
         _outside(job, member, code, fault)
-    elif gone := [m.rank for m in job.members if m.ended]:
-        job_rung(job, f"{fault.detail}, and rank {gone[0]} had already ended", fault)
     else:
         _replace(job, member, fault)
 

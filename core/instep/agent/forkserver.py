@@ -3,6 +3,8 @@
 ``python -m instep.agent.forkserver FD PID``, where FD is a SOCK_SEQPACKET socket to the agent, PID the agent. One JSON object a packet:
 ``warm`` {modules, path} -> ``ready`` {problem, missing}; ``spawn`` {id} with the file descriptors of ``task.Fds`` ->
 ``born`` {id, pid} with a pidfd; ``exited`` {pid, code} when a worker is dead and its process group is killed.
+
+One spare process is kept, forked while nothing else happens, in which a step was rehearsed: a worker that is asked for is that process.
 """
 
 import contextlib
@@ -21,9 +23,14 @@ from types import FrameType
 
 from instep.agent.child import become, die_with_parent, run
 from instep.agent.procfs import threads
+from instep.agent.spare import Spare
 from instep.agent.task import Fds
 
 PACKET = 1 << 16
+
+
+_REST = 1.0
+"""Seconds without a request after which the next spare is forked."""
 
 
 class _Server:
@@ -34,12 +41,18 @@ class _Server:
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._workers: dict[int, int] = {}
+        self._spare: Spare | None = None
+        self._warm = False
 
     def serve(self) -> Fds | None:
         """Returns in a new worker with its file descriptors, and in the server with ``None`` when the agent is gone."""
         while True:
-            for fd, _ in self._poll.poll():
-                if fd in self._workers:
+            resting = self._warm and bool(self._workers) and self._spare is None
+            ready = self._poll.poll(1e3 * _REST if resting else None)
+            if not ready and (fds := self._breed()):
+                return Fds(*fds)
+            for fd, _ in ready:
+                if fd != self._sock.fileno():
                     self._reap(fd)
                     continue
                 data, fds, _, _ = socket.recv_fds(self._sock, PACKET, len(Fds._fields), socket.MSG_CMSG_CLOEXEC)
@@ -49,28 +62,55 @@ class _Server:
                 if request["t"] == "warm":
                     self._tell({"t": "ready", **warm(request)})
                     die_with_parent(self._agent, signal.SIGTERM)
-                elif self._fork(request["id"], fds):
+                    self._warm = True
+                elif self._start(request["id"], fds):
                     return Fds(*fds)
 
-    def _fork(self, number: int, fds: list[int]) -> bool:
-        pid = os.fork()
-        if pid == 0:
-            self._sock.close()
-            for other in self._workers:
-                os.close(other)
-            self._workers.clear()
-            return True
-        pidfd = os.pidfd_open(pid)
+    def _start(self, number: int, fds: list[int]) -> bool:
+        """True in the new worker."""
+        spare = self._spare
+        if spare is not None and spare.become(fds):
+            self._spare, pid, pidfd = None, spare.pid, spare.pidfd
+        else:
+            pid = os.fork()
+            if pid == 0:
+                self._forget()
+                return True
+            pidfd = os.pidfd_open(pid)
+            self._poll.register(pidfd, select.POLLIN)
         self._workers[pidfd] = pid
-        self._poll.register(pidfd, select.POLLIN)
         for fd in fds:
             os.close(fd)
         self._tell({"t": "born", "id": number, "pid": pid}, pidfd)
         return False
 
+    def _breed(self) -> list[int] | None:
+        """Fork a spare; returns the file descriptors in it when it is to become a worker, ``None`` in the server."""
+        spare = Spare.fork(self._forget)
+        if isinstance(spare, list):
+            return spare
+        self._spare = spare
+        self._poll.register(spare.pidfd, select.POLLIN)
+        return None
+
+    def _forget(self) -> None:
+        """In a new process: close what belongs to the server."""
+        self._sock.close()
+        if self._spare is not None:
+            self._spare.close()
+        for pidfd in self._workers:
+            os.close(pidfd)
+        self._spare = None
+        self._workers.clear()
+
     def _reap(self, pidfd: int) -> None:
-        pid = self._workers.pop(pidfd)
         self._poll.unregister(pidfd)
+        if self._spare is not None and pidfd == self._spare.pidfd:
+            spare, self._spare = self._spare, None
+            spare.close()
+            os.waitpid(spare.pid, 0)
+            return
+        pid = self._workers.pop(pidfd)
         os.close(pidfd)
         kill_group(pid)
         _, status = os.waitpid(pid, 0)
@@ -82,7 +122,9 @@ class _Server:
             socket.send_fds(self._sock, [json.dumps(message).encode()], fds)
 
     def close(self) -> None:
-        """Kill every worker and what it started."""
+        """Kill every worker and what it started, and the spare."""
+        if self._spare is not None:
+            self._spare.close()
         for pid in self._workers.values():
             kill_group(pid)
 

@@ -13,10 +13,15 @@ COMMS_GRACE = 0.05
 
 
 def open_incarnation(job: Job, fault: Fault, *, phase: str | None = None) -> bool:
-    """A fault makes everything older out of date: all ranks must be quiet and vote. False when the circuit breaker ended the job.
+    """A fault makes everything older out of date: all ranks must be quiet and vote. False when that cannot be.
+
+    It cannot when the circuit breaker ends the job, or when a rank has ended already: then the next rung is taken.
 
     ``phase`` is where the recovery that was under way failed.
     """
+    if gone := [m.rank for m in job.members if m.ended]:  # it will never vote
+        job_rung(job, f"{fault.detail}, and rank {gone[0]} had already ended", fault)
+        return False
     life, floor = job.life, job.floor()
     incident = job.begin_incident(fault)
     life.incarnation += 1

@@ -1,4 +1,7 @@
-"""Writes down what a script can see of the interpreter that runs it: ``facts.py DIR ...``, one JSON file a rank."""
+"""Writes down what a script can see of the interpreter that runs it: ``facts.py DIR ...``, one JSON file a rank.
+
+With ``SPARE`` in the environment, rank 0 fails in its first life, once a spare process is ready to replace a rank.
+"""
 
 import asyncio
 import gc
@@ -10,6 +13,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -68,8 +72,34 @@ def facts() -> dict[str, object]:
         "stdin": sys.stdin.read(),
         "draws": [random.random(), float(np.random.rand()), float(torch.rand(1))],  # noqa: NPY002 - scripts draw from it
         "seed": torch.initial_seed(),
+        "os threads": len(os.listdir("/proc/self/task")),
+        "pid": os.getpid(),
     }
 
 
+def fail_once_a_spare_is_ready() -> None:
+    """Ready: asleep several times in a row, so the rehearsal is over."""
+    until, asleep = time.monotonic() + 20.0, 0
+    while time.monotonic() < until and asleep < 4:
+        time.sleep(0.05)
+        spares = {path.name: state for path in Path("/proc").glob("[0-9]*") if (state := spare(path))}
+        asleep = asleep + 1 if list(spares.values()) == ["S"] else 0
+    Path(sys.argv[1], "spare").write_text(" ".join(spares))
+    sys.exit(3)
+
+
+def spare(process: Path) -> str:
+    """The state of a process, if it is a spare of this fork server."""
+    try:
+        state, parent = (process / "stat").read_text().rpartition(")")[2].split()[:2]
+        return state if int(parent) == os.getppid() and (process / "comm").read_text() == "instep-spare\n" else ""
+    except OSError:
+        return ""
+
+
 if __name__ == "__main__":
+    if "SPARE" in os.environ and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if os.environ["RANK"] == "0":
+            fail_once_a_spare_is_ready()
+        time.sleep(30.0)
     Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(facts()))

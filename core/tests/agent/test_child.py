@@ -21,8 +21,9 @@ SAME = (
     *("name", "file", "spec", "main is this module", "class module", "first on path", "rest of path", "cwd", "environment of C"),
     *("start method", "child's parent", "process name", "signals", "mask", "umask", "files", "main thread", "threads", "torch threads"),
     *("torch default dtype", "grad", "gc", "streams", "same streams", "event loop", "flags", "group leader", "stdin", "executable"),
+    "os threads",
 )
-OURS = {"INSTEP_CHANNEL", "INSTEP_BIRTH"}
+OURS = {"INSTEP_CHANNEL", "INSTEP_BIRTH", "SPARE"}
 THEIRS = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_USE_AGENT_STORE"}
 """Set by torchrun for its own machinery: an error file, signals of its agent, a store that its agent hosts."""
 PYTESTS = {"PYTEST_CURRENT_TEST", "LINES", "COLUMNS"}
@@ -37,13 +38,16 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> list[Facts]:
     return read(folder)
 
 
-@pytest.fixture(scope="module", params=["forked", "plain"])
+@pytest.fixture(scope="module", params=["forked", "spare", "plain"])
 def instep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Facts]:
-    folder = tmp_path_factory.mktemp(request.param)
-    job = launch(str(FACTS), str(folder), "x y", nproc=2, preload=request.param == "forked")
-    outcome = run(replace(job, warm=WARM))
+    folder, spare = tmp_path_factory.mktemp(request.param), request.param == "spare"
+    job = launch(str(FACTS), str(folder), "x y", nproc=2, preload=request.param != "plain", max_restarts=int(spare))
+    outcome = run(replace(job, warm=WARM, env={"SPARE": "1"} if spare else {}))
     assert outcome.code == 0, outcome.message
-    return read(folder)
+    told = read(folder)
+    if spare:
+        assert (folder / "spare").read_text() in {str(facts["pid"]) for facts in told}
+    return told
 
 
 def read(folder: Path) -> list[Facts]:
@@ -64,7 +68,7 @@ def test_environment(torchrun: list[Facts], instep: list[Facts]) -> None:
         env, expected = ({k: v for k, v in facts["environment"].items() if k not in PYTESTS} for facts in (ours, theirs))
         assert set(env) - OURS == set(expected) - THEIRS
         different = {name for name in set(env) & set(expected) if env[name] != expected[name]}
-        assert different <= {"MASTER_ADDR"}
+        assert different <= {"MASTER_ADDR"} | ({"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"} if "SPARE" in env else set())
         assert env["MASTER_ADDR"] == "127.0.0.1"
 
 
