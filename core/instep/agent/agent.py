@@ -105,6 +105,7 @@ class _Agent:
         finally:
             work.cancel()
             self._crew.close()
+            self._signals(taken=False)
             self._console.end()
         return self._outcome()
 
@@ -112,9 +113,8 @@ class _Agent:
         code, message = self._end or (70, "the agent ended early")
         job = self._coordinator.job
         fired = {i.id for i in self._launch.injections} - {i.id for i in job.injections}
-        if message:
-            self._console.say(message)
-            self._console.end()
+        self._console.say(message)
+        self._console.end()
         return Outcome(code, message, self._reports.incidents, tuple(sorted(fired)), self._steps)
 
     async def _work(self) -> None:
@@ -175,8 +175,7 @@ class _Agent:
                 sights = self._sights()
                 for verdict in self._watchdog.tick(sights):
                     self._feed(verdict)
-                for line in self._stopped.look(sights, {rank: worker.pid for rank, worker in self._crew.workers.items()}):
-                    self._console.say(line)
+                self._console.say(self._stopped.look(sights, {rank: worker.pid for rank, worker in self._crew.workers.items()}))
             self._detect()
             self._steps = max(self._steps, job.floor()) if not job.plain else 0
         if self._grace is not None:
@@ -214,16 +213,19 @@ class _Agent:
 
     # ---- the end
 
-    def _signals(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self._loop.add_signal_handler(signal.SIGTERM, self._terminated, signal.SIGTERM)
-            self._loop.add_signal_handler(signal.SIGHUP, self._terminated, signal.SIGHUP)
-            self._loop.add_signal_handler(signal.SIGINT, self._interrupted)
+    def _signals(self, *, taken: bool = True) -> None:
+        """Take the signals that end a job, or leave them to the system once nothing is left to end in good order."""
+        main = threading.current_thread() is threading.main_thread()
+        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT) if main else ():
+            if taken:
+                self._loop.add_signal_handler(signum, self._signalled, signum)
+            else:
+                self._loop.remove_signal_handler(signum)
 
-    def _terminated(self, signum: signal.Signals) -> None:
-        self._stop(128 + signum, f"ended by {signum.name}", signal.SIGTERM, self._launch.config.deadlines.shutdown)
-
-    def _interrupted(self) -> None:
+    def _signalled(self, signum: signal.Signals) -> None:
+        if signum is not signal.SIGINT:
+            self._stop(128 + signum, f"ended by {signum.name}", signal.SIGTERM, self._launch.config.deadlines.shutdown)
+            return
         self._interrupts += 1
         self._stop(130, "interrupted", signal.SIGINT, _INTERRUPT_GRACE if self._interrupts == 1 else 0.0)
 

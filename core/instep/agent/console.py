@@ -36,9 +36,6 @@ class Console:
 
     def __init__(self, logs: Logs, ranks: int, *, out: TextIO | None, err: TextIO | None, hidden: Collection[int] = ()) -> None:
         self._logs, self._out, self._err, self._hidden = logs, out, err, frozenset(hidden)
-        for stream in (out, err):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # a rank may print what this terminal cannot show
         self._outlet = Outlet()
         self._partial = ["" for _ in range(ranks)]
         self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(ranks)]
@@ -48,8 +45,8 @@ class Console:
         self._due = 0.0
 
     def say(self, text: str) -> None:
-        """A line of the agent itself."""
-        if self._err is not None:
+        """Lines of the agent itself; none for an empty text."""
+        if self._err is not None and text:
             self._above(self._err, "".join(f"instep: {line}\n" for line in text.splitlines()))
 
     def incident(self, report: IncidentReport) -> None:

@@ -1,6 +1,7 @@
 """Writes text to streams that may stop taking it (a pager, a terminal on hold) without ever making the agent wait."""
 
 import os
+import select
 from collections import deque
 from contextlib import suppress
 from queue import SimpleQueue
@@ -42,7 +43,7 @@ class Outlet:
         return self._failed.popleft() if self._failed else None
 
     def settle(self) -> None:
-        """Wait until all is written or has failed, for as long as whoever reads takes, as any other program does at its end."""
+        """Wait until all is written or has failed: as long as whoever reads takes, like any program at its end. A signal ends it."""
         if self._thread is not None:
             written = Event()
             self._queue.put(written)
@@ -67,12 +68,24 @@ class Outlet:
         if id(stream) in self._dead:
             return
         try:
-            stream.write(text)
-            stream.flush()
+            _write(stream, text)
         except OSError as error:
             self._dead.add(id(stream))
             discard(stream)
             self._failed.append((stream, error))
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Write past the stream's own buffer, whose lock would keep the interpreter from ending while a write is stuck."""
+    if (own := _descriptor(stream)) is None:
+        stream.write(text)
+        return
+    data = memoryview(text.encode(stream.encoding, "backslashreplace"))  # a rank may print what this terminal cannot show
+    while data:
+        try:
+            data = data[os.write(own, data) :]
+        except BlockingIOError:
+            select.select([], [own], [])
 
 
 def discard(stream: TextIO) -> None:

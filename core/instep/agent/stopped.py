@@ -16,8 +16,8 @@ class Stopped:
         self._ticks: dict[tuple[int, int], int] = {}
         self._told: set[tuple[int, int]] = set()
 
-    def look(self, sights: Sequence[Sight], pids: Mapping[int, int]) -> list[str]:
-        """Lines for the console. ``pids`` holds the process of each rank in ``sights``."""
+    def look(self, sights: Sequence[Sight], pids: Mapping[int, int]) -> str:
+        """Lines for the console, mostly none. ``pids`` holds the process of each rank in ``sights``."""
         self._ticks = {(s.rank, s.birth): self._ticks.get((s.rank, s.birth), 0) + 1 for s in sights if s.vitals.stopped}
         again = sorted(self._told & {(s.rank, s.birth) for s in sights} - self._ticks.keys())
         patience = self._all if len(self._ticks) == len(sights) else self._single
@@ -30,7 +30,7 @@ class Stopped:
             stopped, them = ("is stopped", "it") if len(new) == 1 else ("are stopped", "them")
             command = " ".join(["kill -CONT", *(str(pids[rank]) for rank, _ in new)])
             lines.append(f"{_named(new)} {stopped} by a signal, and the job waits for {them}; to continue {them}: {command}")
-        return lines
+        return "\n".join(lines)
 
 
 def _named(births: Sequence[tuple[int, int]]) -> str:

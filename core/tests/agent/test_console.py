@@ -127,9 +127,9 @@ def test_hidden_ranks_are_read_and_not_shown(logs: Logs) -> None:
     assert logs.read(1) == b""
 
 
-def test_what_a_terminal_cannot_show_is_spelt_out(logs: Logs) -> None:
-    shown = io.BytesIO()
-    console = Console(logs, 2, out=io.TextIOWrapper(shown, encoding="ascii"), err=None)
-    os.write(logs.fd(0), "grün\n".encode())
-    console.poll(0.0, None)
-    assert shown.getvalue() == b"[rank 0] gr\\xfcn\n"
+def test_what_a_terminal_cannot_show_is_spelt_out(logs: Logs, tmp_path: Path) -> None:
+    with open(tmp_path / "shown", "w", encoding="ascii") as shown:
+        console = Console(logs, 2, out=shown, err=None)
+        os.write(logs.fd(0), "grün\n".encode())
+        console.end()
+    assert (tmp_path / "shown").read_bytes() == b"[rank 0] gr\\xfcn\n"

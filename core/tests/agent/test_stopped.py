@@ -21,7 +21,7 @@ def sights(*stopped: int, births: dict[int, int] | None = None) -> list[Sight]:
 
 
 def said(watch: Stopped, ticks: int, *stopped: int, births: dict[int, int] | None = None) -> list[str]:
-    return [line for _ in range(ticks) for line in watch.look(sights(*stopped, births=births), PIDS)]
+    return [line for _ in range(ticks) for line in watch.look(sights(*stopped, births=births), PIDS).splitlines()]
 
 
 def test_all_ranks_are_spoken_of_soon_and_once_with_what_continues_them() -> None:
