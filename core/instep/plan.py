@@ -51,23 +51,35 @@ def plan(votes: Sequence[Vote]) -> Plan | Unrecoverable:
 def _donors(votes: Sequence[Vote], roles: Sequence[Role]) -> Mapping[str, tuple[int, ...]] | str:
     donors: dict[str, tuple[int, ...]] = {}
     by_rank = {vote.rank: role for vote, role in zip(votes, roles, strict=True)}
+    able: tuple[int, ...] = ()
+    last: tuple[int, ...] | None = None
     for vote, own in zip(votes, roles, strict=True):
         for name, replicas in vote.shards.items():
-            able = tuple(r for r in sorted(replicas) if by_rank[r] is not Role.RESTORE)
-            if own is Role.RESTORE and not able:
+            if own is not Role.RESTORE:
+                donors.setdefault(name, ())
+                continue
+            if replicas != last:  # most ranks name the same replicas as the one before
+                last, able = replicas, tuple(r for r in sorted(replicas) if by_rank[r] is not Role.RESTORE)
+            if not able:
                 return f"shard group {name!r} of rank {vote.rank} has no replica left among ranks {list(replicas)}"
-            donors[name] = able if own is Role.RESTORE else donors.get(name, ())
+            donors[name] = able
     return donors
 
 
 def _different_groups(votes: Sequence[Vote]) -> str | None:
-    made = {(vote.rank, group) for vote in votes for group in ((g.name, g.ranks, g.backend) for g in vote.groups)}
+    made: dict[tuple[str, str], list[tuple[tuple[int, ...], set[int]]]] = {}
     for vote in votes:
         for group in vote.groups:
-            lacking = [r for r in group.ranks if (r, (group.name, group.ranks, group.backend)) not in made]
-            if lacking:
+            alike = made.setdefault((group.name, group.backend), [])
+            members = next((m for ranks, m in alike if ranks is group.ranks or ranks == group.ranks), None)
+            if members is None:
+                alike.append((group.ranks, members := set()))
+            members.add(vote.rank)
+    for (name, _backend), alike in made.items():
+        for ranks, members in alike:
+            if lacking := [r for r in ranks if r not in members]:
                 return (
-                    f"process group {group.name!r} over ranks {list(group.ranks)} exists on rank {vote.rank} but not on ranks {lacking}: "
+                    f"process group {name!r} over ranks {list(ranks)} exists on rank {min(members)} but not on ranks {lacking}: "
                     "a replacement must make the same groups in the same order before its block"
                 )
     return None
