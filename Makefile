@@ -11,7 +11,7 @@ PROJECTS := $(wildcard plugins/*/pyproject.toml examples/*/pyproject.toml)
 CHECKED := core plugins tests examples benchmarks
 TYPED := core plugins tests
 
-.PHONY: help venv demo test bench stress lint format clean
+.PHONY: help venv demo test bench stress sim lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show these lines
@@ -38,9 +38,13 @@ bench: $(READY)  ## run every benchmark
 	$(BIN)/python benchmarks/comm_init.py $(ARGS)
 	$(BIN)/python benchmarks/healthy_overhead.py $(ARGS)
 	$(BIN)/python benchmarks/loader.py $(ARGS)
+	$(BIN)/python benchmarks/plan_scale.py $(ARGS)
 
 stress: $(READY)  ## random faults for MINUTES, seeds printed
 	$(BIN)/python -m tests.recovery.stress --minutes $(MINUTES) $(ARGS)
+
+sim: $(READY)  ## 200,000 simulated jobs with every kind of fault (ARGS='--seed N --trace' shows one)
+	$(BIN)/python -m instep.testing.simulator --seeds 200000 $(ARGS)
 
 lint: $(READY)  ## ruff and mypy --strict
 	$(BIN)/ruff check $(CHECKED)

@@ -1,0 +1,49 @@
+"""Large worlds: what one recovery costs the control plane in messages, bytes and seconds of deciding."""
+
+import time
+from dataclasses import dataclass
+
+from instep.testing.simulator.schedule import Schedule, Trouble
+from instep.testing.simulator.world import World, quiet
+
+
+@dataclass(frozen=True)
+class Costs:
+    """One job of ``world`` ranks of which one is killed in a commit.
+
+    ``messages`` and ``bytes`` are those of the recovery alone. ``deciding``: seconds of real time in coordinator and plan, ``planning`` in
+    the plan alone. ``recovered``: virtual seconds from the death until all ranks are in step, with the simulator's delays.
+    """
+
+    world: int
+    messages: int
+    bytes: int
+    deciding: float
+    planning: float
+    recovered: float
+    seconds: float
+
+
+def costs(world: int) -> Costs:
+    """Simulate the recovery of one rank of ``world``; the same job without the death is taken off."""
+    calm, death = Schedule(seed=1, world=world, blocks=(2,)), Trouble("kill", world // 2, point="barrier", skip=1)
+    began = time.perf_counter()
+    with quiet():
+        without = World(calm, measure=True)
+        without.run()
+        job = World(Schedule(seed=1, world=world, blocks=(2,), troubles=(death,)), measure=True)
+        job.run()
+    a, b = job.agent, without.agent
+    (report,) = job.checks.reports
+    recovered = report.seconds_to_resume
+    if recovered is None:
+        raise AssertionError("the job ended before all ranks were in step again")
+    return Costs(
+        world=world,
+        messages=a.sent.total() - b.sent.total(),
+        bytes=a.bytes - b.bytes,
+        deciding=a.deciding - b.deciding,
+        planning=a.planning,
+        recovered=recovered,
+        seconds=time.perf_counter() - began,
+    )
