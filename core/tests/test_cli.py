@@ -62,6 +62,11 @@ def test_every_command_has_a_module_behind_it() -> None:
     assert [name for name, command in COMMANDS.items() if find_spec(command.target.partition(":")[0]) is None] == []
 
 
+def test_the_readme_has_every_command_and_no_other() -> None:
+    readme = Path(drill.__file__).parents[2] / "README.md"
+    assert set(re.findall(r"^\| `instep (\w+)", readme.read_text(encoding="utf-8"), re.MULTILINE)) == set(COMMANDS)
+
+
 def test_an_unknown_command_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rnu"]) == 2
     assert capsys.readouterr().err == "instep: there is no command 'rnu'; did you mean 'run'?\n"
