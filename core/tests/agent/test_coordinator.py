@@ -381,6 +381,19 @@ def test_a_death_in_a_block_when_another_rank_has_ended_cannot_be_recovered() ->
     assert "rank 0 had already ended" in desk.dies(1).finish().message
 
 
+def test_a_fault_that_a_worker_reports_when_another_rank_has_ended_opens_nothing() -> None:
+    """The rank that has ended would never vote, and the others would wait for it without an end."""
+    desk = Desk().live(step=5).at(0, State.ENDED).dies(0, 0).fault(1)
+    assert "rank 0 had already ended" in desk.finish().message
+    assert not desk.sent(Interrupt)
+
+
+def test_what_a_detector_finds_when_a_rank_has_ended_is_ignored() -> None:
+    desk = Desk().live(step=5).at(0, State.ENDED).dies(0, 0)
+    fault = Fault(kind="plugin", ranks=(), detail="a link is down", detected_by="links", at=desk.now)
+    assert desk.handle(ev.Detected(fault)).out == []
+
+
 def test_an_exit_with_code_zero_inside_a_block_is_a_death_like_any_other() -> None:
     assert Desk().live(step=5).dies(1, 0).of(ev.Spawn) == [ev.Spawn(1, 1, 0)]
 
