@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from instep.config import Config
+from instep.errors import InstepError
 from instep.model import Address, AddressBook, Group, Json, Plan, Role
 from instep.testing import samples
 from instep.testing.world import Answer, World
@@ -92,7 +93,12 @@ class Walk:
     def start(self, ranks: Sequence[int] | None = None) -> None:
         """New instances on these ranks, started."""
         ranks = self.world.living if ranks is None else ranks
-        self.world.together(ranks, f"{ACTS}:renew")
+        for rank, answer in self.world.together(ranks, f"{ACTS}:renew").items():
+            if not answer.ok:
+                raise InstepError(
+                    f"rank {rank} of the test's world cannot make an instance of '{self.name}': it {answer}. Its class must be "
+                    "importable by name in another process (not defined in the test itself), and its settings complete"
+                )
         for line in self.call("start", ranks):
             mapping = line.said.get("mapping")
             self._ports[line.rank] = mapping if isinstance(mapping, dict) else {}
@@ -148,7 +154,7 @@ class Walk:
             self.call(hook, ranks, plan=plan, each=lambda rank: {"fresh": rank in restoring})
 
     def whole(self) -> None:
-        """Everything once: start, steps, a fault, a recovery of the last rank, a report, and the end."""
+        """Everything once: start, steps, a recovery of the last rank, another one in which nobody is lost, a report, and the end."""
         last = self.world.size - 1
         self.start()
         if self.has("restore_state", "verify"):
@@ -161,6 +167,9 @@ class Walk:
         self.call("plan", [0], incarnation=self.incarnation)
         self.connect()
         self.recover(last)
+        self.quiesce()
+        self.connect()
+        self.recover()
         self.call("report", [0])
         self.call("detect")
         self.call("close")

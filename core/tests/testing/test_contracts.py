@@ -6,6 +6,7 @@ from typing import Any
 import broken_plugins
 import pytest
 
+from instep.errors import InstepError
 from instep.hooks import HOOKS, Plugin
 from instep.testing import CommsContract, DetectorContract, PluginContract, StateContract
 from instep.testing.nursery import Nursery
@@ -76,6 +77,14 @@ def test_a_broken_law_is_told(
 )
 def test_a_detector_that_cries_wolf(told: Callable[..., str], law: str, part: str) -> None:
     assert part in told(DetectorContract, broken_plugins.Nervous, law, provoke=lambda self, plugin: None)
+
+
+def test_a_class_that_other_processes_cannot_import_is_no_silent_pass(told: Callable[..., str]) -> None:
+    class Local(broken_plugins.Base):
+        """Known to this test alone."""
+
+    with pytest.raises(InstepError, match="importable by name in another process"):
+        told(PluginContract, Local, "test_hooks_answer_what_they_may")
 
 
 def test_every_hook_has_a_deadline_and_is_called_in_a_contract() -> None:
