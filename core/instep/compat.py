@@ -31,6 +31,10 @@ class Deprecated:
         if version(self.gone) <= version(self.since):
             raise ValueError(f"deprecated in {self.since} and gone in {self.gone}: a hook warns for at least one minor version first")
 
+    def tell(self, hook: str) -> str:
+        """How a message says it."""
+        return f"hook '{hook}' is deprecated since instep {self.since} and gone in {self.gone}; {self.instead}"
+
 
 DEPRECATED: Mapping[str, Deprecated] = {}
 """Hooks that are going away, by name."""
@@ -55,8 +59,4 @@ def warn_deprecated(name: str, hooks: Iterable[str], *, deprecated: Mapping[str,
     """Warn of each of a plugin's hooks that is going away; ``name`` is how messages call the plugin."""
     for hook in hooks:
         if (entry := deprecated.get(hook)) is not None:
-            warnings.warn(
-                f"{name}: hook '{hook}' is deprecated since instep {entry.since} and gone in {entry.gone}; {entry.instead}",
-                HookDeprecation,
-                stacklevel=2,
-            )
+            warnings.warn(f"{name}: {entry.tell(hook)}", HookDeprecation, stacklevel=2)

@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, m
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from instep.compat import misfit
+from instep.compat import DEPRECATED, Deprecated, misfit
 from instep.config import Config, suggest
 from instep.hooks import HOOKS
 
@@ -32,7 +32,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Listing:
-    """One line of ``instep plugins``. ``why`` says what is broken; ``hooks`` and ``api`` are read from the source text."""
+    """One line of ``instep plugins``. ``hooks`` and ``api`` are read from the source text.
+
+    ``why`` says what is broken, ``soon`` what will be: hooks that are going away.
+    """
 
     name: str
     status: Status
@@ -42,6 +45,7 @@ class Listing:
     api: int | None
     hooks: tuple[str, ...]
     why: str | None
+    soon: tuple[str, ...] = ()
 
 
 class Surface(NamedTuple):
@@ -62,7 +66,7 @@ def installed() -> Mapping[str, tuple[Found, ...]]:
     return dict(sorted(out.items()))
 
 
-def listings(config: Config) -> Iterator[Listing]:
+def listings(config: Config, *, deprecated: Mapping[str, Deprecated] = DEPRECATED) -> Iterator[Listing]:
     """Every plugin that is installed or enabled, in order of name, with what can be told to be wrong without importing it."""
     there = installed()
     for name in sorted({*there, *enabled(config)}):
@@ -83,7 +87,8 @@ def listings(config: Config) -> Iterator[Listing]:
         found = claims[0]
         shown = read_surface(found)
         status: Status = "broken" if shown.why else "enabled" if on else "off"
-        yield Listing(name, status, found.distribution, found.version, enabled=on, api=shown.api, hooks=shown.hooks, why=shown.why)
+        soon = tuple(f"{found}: {deprecated[hook].tell(hook)}" for hook in shown.hooks if hook in deprecated)
+        yield Listing(name, status, found.distribution, found.version, on, shown.api, shown.hooks, shown.why, soon)
 
 
 def enabled(config: Config) -> Mapping[str, Mapping[str, object]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from instep import discovery, plugins
+from instep.compat import Deprecated
 from instep.config import Config
 from instep.errors import ConfigError, InstepError, PluginError
 from instep.hooks import HOOK_API, HOOKS, Plugin, hookimpl
@@ -171,6 +172,16 @@ def test_a_listing_tells_what_is_broken_without_importing(install: Install) -> N
     assert "install instep-gone again" in (listing["gone"].why or "")
     assert "not installed" in (listing["lost"].why or "")
     assert not [name for name in sys.modules if name.startswith(("fake_instep_fine", "fake_instep_typo"))]
+
+
+def test_a_listing_tells_of_hooks_that_are_going_away(install: Install) -> None:
+    install("aged", GOOD, distribution="instep-aged")
+    old = {"committed": Deprecated(since="0.4", gone="0.5", instead="use 'after' instead")}
+    (line,) = (line for line in discovery.listings(config(aged=True), deprecated=old) if line.name == "aged")
+    assert line.soon == (
+        "plugin 'aged' (instep-aged 1.2.3): hook 'committed' is deprecated since instep 0.4 and gone in 0.5; use 'after' instead",
+    )
+    assert line.why is None
 
 
 class First(Plugin):

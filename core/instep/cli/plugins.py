@@ -36,5 +36,5 @@ def _draw(listings: Sequence[Listing]) -> None:
         table.add_row(listing.name, listing.status, *of, ", ".join(listing.hooks) or "-")
     console = Console()
     console.print(table if listings else "no plugin is installed")
-    for why in (listing.why for listing in listings if listing.why):
-        console.print(why, markup=False, highlight=False, soft_wrap=True)
+    for line in (line for listing in listings for line in (listing.why, *listing.soon) if line):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from instep import drill
+from instep import Plugin, drill
 from instep.testing import DetectorContract, Jobs, Script
 from my_plugin import MyPlugin
 
@@ -17,7 +17,8 @@ class TestMyPlugin(DetectorContract):
     plugin = MyPlugin
     settings = {"retries": 3}  # the contract provokes a fault twice, in this very process
 
-    def provoke(self, plugin: MyPlugin) -> None:
+    def provoke(self, plugin: Plugin) -> None:
+        assert isinstance(plugin, MyPlugin)
         plugin.watch(math.nan)
 
 
