@@ -13,8 +13,8 @@ from pathlib import Path
 from instep.agent import procfs
 
 SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - not a temporary file: the place itself
-_SETTLE = 2.0
-"""Seconds that threads and processes which were told to end may take to do so."""
+_LOOKS = 100
+"""Looks, a fiftieth of a second apart, until what was told to end must have ended. On a busy machine they stretch, seconds would not."""
 
 Census = Mapping[str, list[str]]
 
@@ -65,10 +65,11 @@ def census() -> Census:
 
 
 def settled(before: Census) -> Census:
-    """A census, once nothing that is not in ``before`` is about to end, or a deadline has passed."""
-    end = time.monotonic() + _SETTLE
+    """A census, once nothing that is not in ``before`` is about to end, or it has looked often enough."""
     now = census()
-    while any(len(now[kind]) > len(before[kind]) for kind in now) and time.monotonic() < end:
+    for _ in range(_LOOKS):
+        if all(len(now[kind]) <= len(before[kind]) for kind in now):
+            break
         time.sleep(0.02)
         now = census()
     return now

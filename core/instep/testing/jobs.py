@@ -14,7 +14,6 @@ from instep.testing.faults import Faults
 
 DRILL_JOB = "instep.testing.drill_job"
 """A small job of instep's own, as a module: DDP with BatchNorm, dropout, AdamW and a schedule."""
-_QUICK: Mapping[str, object] = {"watchdog.stall": 1.0}
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Jobs:
             module=script.module,
             args=script.args,
             nproc=script.ranks,
-            config=config.load(overrides={**_QUICK, **drilled, **(settings or {})}).config,
+            config=config.load(overrides={**drilled, **(settings or {})}).config,
             injections=placed,
             log_dir=str(out / "logs"),
             env={"PYTHONHASHSEED": str(script.seed)},

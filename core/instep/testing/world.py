@@ -23,6 +23,33 @@ PATIENCE = 60.0
 """Seconds that any command may take unless the caller says otherwise."""
 
 
+_STACKS = 20.0
+"""Seconds that a rank may take to write down where it stands."""
+_STARVED = 4
+_SLICE = 0.25
+
+
+class _Deadline:
+    """Seconds for a command; more, up to four times as many, while a rank has work to do and only lacks a processor."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        self._last = self._end + (_STARVED - 1) * seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until the next look."""
+        return max(0.0, self._end - time.monotonic())
+
+    def extended(self, pids: Sequence[int]) -> bool:
+        """The deadline has passed: whether it is put off, because one of these processes is not asleep."""
+        now = time.monotonic()
+        if now >= self._last or not any(map(_awake, pids)):
+            return False
+        self._end = min(now + _SLICE, self._last)
+        return True
+
+
 @dataclass(frozen=True)
 class Answer:
     """What came of a command on one rank: a value, an error (type, text and place), or the place where it is still standing."""
@@ -128,7 +155,7 @@ class World:
             self._send(rank, {"do": command, "with": {**arguments, **each(rank)}})
         if meanwhile is not None:
             meanwhile()
-        return self._collect(ranks, time.monotonic() + seconds)
+        return self._collect(ranks, _Deadline(seconds))
 
     def interrupt(self, *ranks: int) -> None:
         """A newer incarnation was opened: ``check`` and ``gather`` of a running command raise ``Interrupted``."""
@@ -146,14 +173,16 @@ class World:
         with suppress(ConnectionError):
             self._peers[rank].pipe.send_bytes(json.dumps(message).encode())
 
-    def _collect(self, ranks: Sequence[int], end: float) -> dict[int, Answer]:
+    def _collect(self, ranks: Sequence[int], deadline: "_Deadline") -> dict[int, Answer]:
         out: dict[int, Answer] = {}
         rows: dict[int, str] = {}
         waiting = {self._peers[rank].pipe: rank for rank in ranks}
         while waiting:
             asked = [pipe for pipe, rank in waiting.items() if rank not in rows]
-            ready = wait_for(asked, max(0.0, end - time.monotonic())) if asked else []
+            ready = wait_for(asked, deadline.left) if asked else []
             if asked and not ready:
+                if deadline.extended([self._peers[rank].pid for rank in waiting.values()]):
+                    continue
                 return out | {rank: self._blocked(rank) for rank in waiting.values()}
             for pipe in ready:
                 if not isinstance(pipe, Connection):
@@ -180,13 +209,22 @@ class World:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(peer.pidfd, signal.SIGCONT)
             signal.pidfd_send_signal(peer.pidfd, signal.SIGUSR1)
-        end, text, before = time.monotonic() + 5.0, "", "-"
+        end, text, before = time.monotonic() + _STACKS, "", "-"
         while time.monotonic() < end and (not text or text != before):
             time.sleep(0.05)
             peer.stacks.seek(0)
             before, text = text, peer.stacks.read().decode(errors="replace")
         self.kill(rank)
         return Answer(blocked=_place(text) or "an unknown place")
+
+
+def _awake(pid: int) -> bool:
+    """Whether a thread of the process runs, or would if a processor were free."""
+    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            if task.read_text().rpartition(")")[2].split()[0] in "RD":
+                return True
+    return False
 
 
 def _hear(pipe: Connection) -> dict[str, Json] | None:

@@ -28,6 +28,11 @@ def stand(me: Rank) -> None:
     threading.Event().wait()
 
 
+def spin(me: Rank) -> None:
+    while True:
+        pass
+
+
 def wait(me: Rank) -> None:
     while True:
         me.check()

@@ -52,6 +52,11 @@ def test_a_command_past_its_deadline_is_told_with_its_place_and_ended(world: Wor
     assert world.do(2, "broken_plugins:whoami").value == [2, 3, 1]
 
 
+def test_a_command_that_computes_for_ever_is_ended_too(world: World) -> None:
+    """It gets more time than one that sleeps, since it may lack a processor only; but not for ever."""
+    assert "in spin" in world.do(1, "broken_plugins:spin", seconds=0.3).blocked
+
+
 def test_a_newer_incarnation_ends_waits_and_gathers(world: World) -> None:
     answers = world.together([0, 1], "broken_plugins:wait", meanwhile=lambda: world.interrupt(0, 1))
     assert [a.error for a in answers.values()] == ["Interrupted", "Interrupted"]
