@@ -26,10 +26,6 @@ from instep_mmap_loader.record import Content, Label, draft, peek, read, write
 log = logging.getLogger(__name__)
 _POLL = 0.05
 _LOOK = 0.5
-_SILENT = 120
-_MOST_LAUNCHES = 4
-_MOST_STREAMS = 64
-_CLOSE = 0.5
 
 
 @dataclass(frozen=True)
@@ -155,6 +151,7 @@ class Cache:
 
     def abandon(self) -> None:
         """Close the descriptors of all that, as a forked child must: its parent reads on, and its death would not be seen."""
+        self._keeper.abandon()
         self._desk.close()
         self._folder.close()
 

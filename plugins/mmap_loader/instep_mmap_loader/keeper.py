@@ -75,6 +75,11 @@ class Keeper:
         if self._starting is not None:
             self._starting.wait(2 * _CLOSE)
 
+    def abandon(self) -> None:
+        """What started the producer is no child of this forked process, so it cannot wait for it."""
+        if self._starting is not None and self._starting.returncode is None:
+            self._starting.returncode = 0
+
     def _check(self) -> None:
         """End a producer of another stream, or one whose heart stands still while this reader waits."""
         note = self._folder.noted(PRODUCER)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from things import OPTIONS, Counting, Samples, digest, filled, producer, reference, running, strange, take, wait_for
+from things import OPTIONS, Counting, Samples, digest, filled, producer, reference, running, strange, take, vanish, wait_for
 
 from instep_mmap_loader import MmapLoader
 from instep_mmap_loader.errors import LoaderError
@@ -153,7 +153,7 @@ def test_another_stream_gets_nothing_stale(make: Make, tmp_path: Path, change: d
     filled(first, 3)
     assert first._cache is not None
     before, path = producer(first), first._cache.path
-    first.abandon()
+    vanish(first)
     data = Samples(tag=change.get("tag", 0))
     options = {"rank": 0, "world": 1, **OPTIONS, **{k: v for k, v in change.items() if k != "tag"}}
     with caplog.at_level(logging.INFO):
@@ -189,7 +189,7 @@ def test_an_error_is_not_told_to_the_next_trainer(make: Make, tmp_path: Path) ->
     take(loader, 2)
     wait_for(lambda: any(path.name == "r-0-20" for path in records(loader)), what="the broken batch")
     state = loader.state_dict()
-    loader.abandon()
+    vanish(loader)
     cured.touch()
     second = make(Samples(fault="raise", cured=str(cured)), prefetch=6)
     second.load_state_dict(state)

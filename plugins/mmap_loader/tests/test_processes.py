@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from things import OPTIONS, Plain, Samples, filled, producer, reference, running, take, wait_for
+from things import OPTIONS, Plain, Samples, filled, producer, reference, running, take, vanish, wait_for
 
 from instep_mmap_loader import MmapLoader
 
@@ -58,7 +58,7 @@ def test_a_forked_child_leaves_the_cache_alone(make: Make) -> None:
     got += take(loader, 5)
     assert loader._cache is not None
     path = loader._cache.path
-    loader.abandon()
+    vanish(loader)
     second = make(Samples(), **OPTIONS)
     assert second._cache is not None
     assert second._cache.path == path

@@ -70,10 +70,11 @@ def _unlocked(path: Path) -> bool:
     ],
 )
 def test_killed_twice_in_a_row(make: Make, tmp_path: Path, dataset: str, with_producer: bool) -> None:
+    """The second time right before the end of an epoch."""
     kind = {"samples": Samples, "counting": Counting, "plain": Plain}[dataset]
     options = {"shuffle": True, **OPTIONS} if dataset == "samples" else OPTIONS
     expected = take(make(kind(), cache=False, **options))
-    trainers = Trainers(tmp_path, dataset, options=options, with_producer=with_producer, die=[5, 6], pace=0.05)
+    trainers = Trainers(tmp_path, dataset, options=options, with_producer=with_producer, die=[14, 15], pace=0.02)
     assert trainers.run() == -signal.SIGKILL
     assert len(trainers.producers()) == int(not with_producer)
     before = trainers.producers()

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from test_order import Cyclic
-from things import ByRank, Counting, Plain, Samples, filled, producer, take
+from things import ByRank, Counting, Plain, Samples, filled, producer, take, vanish
 from torch.utils.data import Dataset, DistributedSampler, get_worker_info
 
 import instep
@@ -79,7 +79,7 @@ def test_ranks_of_one_stream_do_not_get_each_others_batches(make: Make, monkeypa
         expected[rank] = take(make(ByRank(), cache=False))
         killed = make(ByRank())
         filled(killed, 4)
-        killed.abandon()
+        vanish(killed)
     assert expected["0"] != expected["1"]
     assert killed._next.sample == 0
     again = make(ByRank())
