@@ -26,6 +26,7 @@ from instep_mmap_loader.record import Content, Label, draft, peek, read, write
 log = logging.getLogger(__name__)
 _POLL = 0.05
 _LOOK = 0.5
+_CLOSE = 0.3
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,8 @@ class Cache:
             return
         if remove:
             self._desk.leave()
-            with self._folder.exclusive():
+            last = False
+            with contextlib.suppress(LoaderError), self._folder.exclusive(seconds=_CLOSE):
                 last = not any(self._folder.readers())
             if last and self._folder.there:
                 self._keeper.end()

@@ -96,3 +96,14 @@ def test_dead_runs_are_swept_and_living_ones_are_not(make: Make, tmp_path: Path)
     assert sweep(str(tmp_path), own="none") == ["run-dead"]
     assert not dead.exists()
     assert living._cache.path.exists()
+
+
+def test_a_process_that_stops_while_it_claims_holds_nobody_up(tmp_path: Path) -> None:
+    path = top(str(tmp_path)) / "run" / "words.0"
+    one, other = Folder.make(path), Folder.make(path)
+    with one.exclusive(), pytest.raises(LoaderError, match="is stopped while it claims it"), other.exclusive(seconds=0.05):
+        raise AssertionError("both have it")
+    with other.exclusive(seconds=0):
+        pass
+    for folder in (one, other):
+        folder.close()
