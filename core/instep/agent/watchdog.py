@@ -152,9 +152,9 @@ class Watchdog:
         return self._stall(track) if self._covered(sight, sights) else self.timing.moving
 
     def _covered(self, sight: Sight, sights: Sequence[Sight]) -> bool:
-        """Whether another rank, not judged itself, holds at least this one's step, so that killing it loses nothing."""
+        """Whether another rank, running and not judged itself, holds at least this one's step, so that killing it loses nothing."""
         others = (s for s in sights if s.rank != sight.rank and not self._tracks[s.rank].judged)
-        return any(s.joined and s.progress.step >= sight.progress.step for s in others)
+        return any(s.joined and not s.vitals.stopped and s.progress.step >= sight.progress.step for s in others)
 
     def _deadlock(self, sights: Sequence[Sight]) -> list[ev.Hung | ev.Stuck]:
         if not sights or any(not s.greeted or not s.progress.waiting or s.progress.state is State.RECOVERY for s in sights):

@@ -205,6 +205,17 @@ def test_a_stopped_process_is_hung_even_if_it_says_that_it_waits() -> None:
     assert [(v.rank, v.dump) for v in verdicts if isinstance(v, ev.Hung)] == [(1, False)]
 
 
+def test_ranks_that_are_all_stopped_cover_nobody_until_one_goes_on() -> None:
+    ranks = [waiting() for _ in range(3)]
+    watchdog = stepped(*ranks)
+    for rank in ranks:
+        rank.vitals = Vitals(stopped=True)
+    assert watch(ranks, 15.0, watchdog) == (15.0, [])
+    ranks[1].vitals = Vitals()
+    _, verdicts = watch(ranks, 1.0, watchdog)
+    assert [v.rank for v in verdicts if isinstance(v, ev.Hung)] == [0, 2]
+
+
 def test_a_replacement_stopped_in_set_up_is_judged_without_the_long_grace() -> None:
     ranks = [waiting(), Rank(joined=False, birth=1, vitals=Vitals(stopped=True))]
     ranks[1].set(state=State.SETUP)
