@@ -159,6 +159,8 @@ class Watchdog:
     def _deadlock(self, sights: Sequence[Sight]) -> list[ev.Hung | ev.Stuck]:
         if not sights or any(not s.greeted or not s.progress.waiting or s.progress.state is State.RECOVERY for s in sights):
             return []
+        if any(s.vitals.stopped for s in sights):
+            return []
         tracks = [self._tracks[s.rank] for s in sights]
         free = any(s.progress.state in _FREE for s in sights)
         limit = self.timing.startup if free else max(self._stall(t) for t in tracks)
