@@ -181,3 +181,15 @@ def test_a_job_recovers_from_wheels_alone(make: Callable[[str], Environment], tm
     environment = make("instep[init-gloo,state-replica]")
     shown = environment.run("-m", "instep", "drill", "--ranks", "3", "--steps", "8", "--kill", "1@4", cwd=tmp_path)
     assert "bitwise equal" in shown
+
+
+@pytest.mark.full
+def test_a_detector_is_written_and_tested_without_torch(dist: Path, tmp_path: Path) -> None:
+    """The kit asks for torch only where hooks need tensors."""
+    bare = without(tmp_path / "bare", lambda name: name.lower().startswith(TORCH))
+    environment = Environment(tmp_path / "env", [bare])
+    environment.install("instep[testing]", options=["--find-links", str(dist)])
+    told = json.loads(environment.run("-m", "instep", "new", "mine", "--json", cwd=tmp_path))
+    assert "tests/test_contract.py" in told["files"]
+    environment.install(tmp_path / "mine")
+    assert re.search(r"\d\d passed, 1 skipped", environment.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "mine", cwd=tmp_path))
