@@ -1,6 +1,10 @@
 """Ten mistakes that a plugin's author may make in what ``instep new`` wrote: how to plant each, and what the contract must say."""
 
+import os
 from dataclasses import dataclass
+
+LEFT = f"mydetector-{os.getpid()}-"
+"""How the files begin that one of the mistakes leaves in /dev/shm."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,9 @@ MISTAKES = (
     Mistake(
         "leaking a /dev/shm file",
         _START,
-        f"{_START}        import tempfile\n        open(tempfile.mktemp(prefix='mydetector-', dir='/dev/shm'), 'w').close()\n",
+        f"{_START}        import tempfile\n        open(tempfile.mktemp(prefix='{LEFT}', dir='/dev/shm'), 'w').close()\n",
         "left_behind",
-        ("files in /dev/shm are left after close", "/dev/shm/mydetector-"),
+        ("files in /dev/shm are left after close", f"/dev/shm/{LEFT}"),
     ),
     Mistake("importing torch at load", "import math\n", "import math\nimport torch\n", "torch", ("imports torch", "plugin.py:4")),
     Mistake(

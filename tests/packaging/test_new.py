@@ -7,7 +7,7 @@ import pytest
 
 from instep.cli.main import main
 from tests.packaging.environments import Environment, everything
-from tests.packaging.mistakes import MISTAKES, Mistake, plant
+from tests.packaging.mistakes import LEFT, MISTAKES, Mistake, plant
 
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs")
 
@@ -55,6 +55,8 @@ def _expect(environment: Environment, root: Path, mistake: Mistake, *selection: 
         shown = environment.run(*PYTEST, "tests", *selection, cwd=root, code=1)
     finally:
         plugin.write_text(good, encoding="utf-8")
+        for file in Path("/dev/shm").glob(f"{LEFT}*"):
+            file.unlink()
     assert [part for part in mistake.says if part not in shown] == [], shown
 
 
