@@ -164,12 +164,16 @@ def test_a_listing_tells_what_is_broken_without_importing(install: Install) -> N
     install("fine", GOOD, distribution="instep-fine")
     install("typo", GOOD.replace("committed", "comitted"), distribution="instep-typo")
     install("gone", None, distribution="instep-gone")
+    later = "import typing\n" + textwrap.dedent(GOOD) + "    HOOK_API: typing.ClassVar[int] = 9\n"
+    install("later", later, distribution="instep-later")
     listing = {line.name: line for line in discovery.listings(config(fine=True, typo=False, lost=True))}
     assert listing["fine"].hooks == ("committed", "close")
     assert (listing["fine"].enabled, listing["fine"].why, listing["fine"].version) == (True, None, "1.2.3")
     assert "did you mean 'committed'" in (listing["typo"].why or "")
     assert not listing["typo"].enabled
     assert "install instep-gone again" in (listing["gone"].why or "")
+    assert (listing["later"].status, listing["later"].api) == ("broken", 9)
+    assert "written for version 9 of the hooks, this instep has version 1; upgrade instep" in (listing["later"].why or "")
     assert "not installed" in (listing["lost"].why or "")
     assert not [name for name in sys.modules if name.startswith(("fake_instep_fine", "fake_instep_typo"))]
 
