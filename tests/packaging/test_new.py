@@ -9,6 +9,7 @@ from instep.cli.main import main
 from tests.packaging.environments import Environment, everything
 from tests.packaging.mistakes import LEFT, MISTAKES, Mistake, plant
 
+pytestmark = pytest.mark.timeout(300)  # pip, and fresh interpreters that import torch, on a busy machine
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs")
 
 

@@ -17,6 +17,7 @@ import pytest
 from instep.cli.main import COMMANDS
 from tests.packaging.environments import PATIENCE, ROOT, Environment, without
 
+pytestmark = pytest.mark.timeout(300)  # pip, and fresh interpreters that import torch, on a busy machine
 PROJECTS = {
     "instep": ROOT,
     **{f"instep-{p.name.replace('_', '-')}": p for p in sorted(ROOT.glob("plugins/*")) if (p / "pyproject.toml").exists()},

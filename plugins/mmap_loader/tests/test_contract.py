@@ -9,6 +9,8 @@ from instep_mmap_loader.plugin import MmapLoaderPlugin
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "train_mmap.py"
 
+pytestmark = pytest.mark.timeout(180)  # real jobs on a busy machine
+
 
 class TestMmapLoaderPlugin(DataContract):
     plugin = MmapLoaderPlugin
