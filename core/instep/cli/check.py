@@ -12,12 +12,17 @@ from instep.config import Resolved
 from instep.errors import InstepError
 
 
+def parser() -> argparse.ArgumentParser:
+    """The options of ``instep check``."""
+    out = argparse.ArgumentParser(prog="instep check", description="Show each value of the configuration and where it comes from.")
+    out.add_argument("file", nargs="?", metavar="FILE", help="the configuration (default: instep.toml or pyproject.toml)")
+    out.add_argument("--json", action="store_true", help="print one JSON object")
+    return out
+
+
 def main(argv: Sequence[str]) -> int:
     """Check a configuration; 2 if it, or a plugin that it enables, is wrong."""
-    parser = argparse.ArgumentParser(prog="instep check", description="Show each value of the configuration and where it comes from.")
-    parser.add_argument("file", nargs="?", metavar="FILE", help="the configuration (default: instep.toml or pyproject.toml)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     resolved: Resolved | None = None
     error: InstepError | None = None
     values: Mapping[str, tuple[object, str]] = {}

@@ -20,15 +20,20 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _SUFFIX = ".template"
 
 
-def main(argv: Sequence[str]) -> int:
-    """Write the project; 2 if the name is no good or the folder exists."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The options of ``instep new``."""
+    out = argparse.ArgumentParser(
         prog="instep new", description="Write a plugin distribution that installs, loads and passes its contract."
     )
-    parser.add_argument("name", metavar="NAME", help="the plugin's name: a Python name in small letters, as in my_detector")
-    parser.add_argument("--directory", metavar="DIR", default=".", help="where to make the folder NAME (default: here)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    args = parser.parse_args(argv)
+    out.add_argument("name", metavar="NAME", help="the plugin's name: a Python name in small letters, as in my_detector")
+    out.add_argument("--directory", metavar="DIR", default=".", help="where to make the folder NAME (default: here)")
+    out.add_argument("--json", action="store_true", help="print one JSON object")
+    return out
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the project; 2 if the name is no good or the folder exists."""
+    args = parser().parse_args(argv)
     check(args.name)
     root = Path(args.directory) / args.name
     if root.exists():

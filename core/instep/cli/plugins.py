@@ -13,12 +13,17 @@ from instep.cli.main import BAD_USAGE
 from instep.discovery import Listing
 
 
+def parser() -> argparse.ArgumentParser:
+    """The options of ``instep plugins``."""
+    out = argparse.ArgumentParser(prog="instep plugins", description="List installed and enabled plugins, without importing them.")
+    out.add_argument("--config", metavar="FILE", help="the configuration (default: instep.toml or pyproject.toml)")
+    out.add_argument("--json", action="store_true", help="print one JSON list")
+    return out
+
+
 def main(argv: Sequence[str]) -> int:
     """List the plugins; 2 if one that is enabled is broken or lacking."""
-    parser = argparse.ArgumentParser(prog="instep plugins", description="List installed and enabled plugins, without importing them.")
-    parser.add_argument("--config", metavar="FILE", help="the configuration (default: instep.toml or pyproject.toml)")
-    parser.add_argument("--json", action="store_true", help="print one JSON list")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     listings = list(discovery.listings(config.load(args.config).config))
     if args.json:
         print(json.dumps([asdict(listing) for listing in listings], indent=2))

@@ -27,12 +27,17 @@ class Summary(BaseModel):
     bytes_moved: int
 
 
+def parser() -> argparse.ArgumentParser:
+    """The options of ``instep report``."""
+    out = argparse.ArgumentParser(prog="instep report", description="Draw the incidents of a run.")
+    out.add_argument("directory", metavar="D", help="the --report-dir of a run, or its incidents.jsonl")
+    out.add_argument("--json", action="store_true", help="print one JSON object")
+    return out
+
+
 def main(argv: Sequence[str]) -> int:
     """Draw the incidents of a report directory, or print them as JSON."""
-    parser = argparse.ArgumentParser(prog="instep report", description="Draw the incidents of a run.")
-    parser.add_argument("directory", metavar="D", help="the --report-dir of a run, or its incidents.jsonl")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     summary = summarise(read(Path(args.directory)))
     if args.json:
         print(summary.model_dump_json(indent=2))
