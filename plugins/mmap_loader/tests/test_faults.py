@@ -216,7 +216,7 @@ def test_a_blocking_data_set_is_named_after_the_deadline(make: Make) -> None:
         loader.following()
     process = producer(loader)
     loader.close()
-    assert not running(process)
+    wait_for(lambda: not running(process), what="the end of the producer")
 
 
 def test_an_unknown_type_bypasses_the_cache(make: Make, caplog: pytest.LogCaptureFixture) -> None:

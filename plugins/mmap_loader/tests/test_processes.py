@@ -33,10 +33,10 @@ def test_close_leaves_nothing_at_any_time(make: Make) -> None:
             wait_for(lambda names=names: any(name.startswith("free-") for name in names()), what="a producer at work")
         if when == "working":
             filled(loader, 2)
-        process = producer(loader) if when != "at once" else None
+        process = producer(loader) if when != "at once" else 0
         loader.close()
         assert not path.exists()
-        assert process is None or not running(process)
+        wait_for(lambda process=process: not process or not running(process), what="the end of the producer")
 
 
 def test_a_forked_child_leaves_the_cache_alone(make: Make) -> None:
