@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from instep.testing.simulator import Outcome, Schedule, Trouble, World, drawn, quiet
+from instep.testing.simulator import Outcome, Schedule, Trouble, Violation, World, drawn, quiet
 from instep.testing.simulator.campaign import campaign
 from instep.testing.simulator.model import Reference
 
@@ -25,7 +25,7 @@ def test_ten_thousand_seeds() -> None:
     assert tally.seeds == tally.whole + tally.given_up == 10_000
     assert tally.whole > 7_500
     assert min(tally.kinds.values()) > 50
-    assert len(tally.kinds) == 13
+    assert len(tally.kinds) == 14
 
 
 def test_without_trouble_the_run_is_the_reference() -> None:
@@ -50,9 +50,9 @@ def test_the_reference_moves() -> None:
 def test_one_trouble_at_each_point_of_a_step(kind: str, point: str) -> None:
     """In a block one trouble never ends a job, and costs one incident."""
     for seed in range(5):
-        outcome = run(Schedule(seed=seed, blocks=(3,), troubles=(Trouble(kind, seed % 3, point=point, skip=1),)))  # type: ignore[arg-type]
-        assert len(outcome.happened) == ((point != "done" and 1) or len(outcome.happened))
-        assert (outcome.end.code, outcome.incidents) == (0, len(outcome.happened)), (seed, outcome)
+        trouble = Trouble(kind, seed % 3, point=point, skip=int(point != "done"))  # type: ignore[arg-type]
+        outcome = run(Schedule(seed=seed, blocks=(3,), troubles=(trouble,)))
+        assert (outcome.end.code, outcome.incidents, len(outcome.happened)) == (0, 1, 1), (seed, outcome)
 
 
 @pytest.mark.parametrize(
@@ -87,3 +87,16 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
             for hashes in ("1", "2")
         }
         assert len(runs) == 1
+
+
+@pytest.mark.xfail(reason="two slots of private state are one too few: the rank needs three steps, see the docstring", raises=Violation)
+def test_a_rank_that_is_two_steps_ahead_of_a_cut_one_dies() -> None:
+    """Rank 0 is cut in a barrier that rank 1 passes later, without the notice; its next record takes the slot of rank 0's step.
+
+    Steps without a collective only. Rank 2 dies first, in the barrier, so that rank 0's step is the newest that is left.
+    """
+    for seed in range(150):
+        for places in (8, 11, 14, 17):
+            first, then = Trouble("kill", 2, point="barrier", skip=1), Trouble("pause", 1, point="prepared", skip=1)
+            troubles = (first, then, Trouble("kill", 1, after=places))
+            assert run(Schedule(seed=seed, blocks=(4,), sums=0, pace=0.15, troubles=troubles)).end.code == 0

@@ -20,6 +20,8 @@ _SLOT = struct.Struct("<qQIQ")
 _SIZES = struct.Struct("<QQ")
 _SIZES_AT, _TEXT_AT = 1024, 2048
 _ALIGN = 64
+SLOTS = 2
+"""Steps whose private state a record holds. ``instep.torch.buffers`` has as many marks."""
 
 
 class State(IntEnum):
@@ -118,7 +120,7 @@ class Slots:
         there, there_flat = _SIZES.unpack(os.pread(fd, _SIZES.size, _SIZES_AT))
         self._meta, self._flat = there if there and there_flat == flat else -(-meta // _ALIGN) * _ALIGN, flat
         self._size = PAGE + -(-(self._meta + flat) // PAGE) * PAGE
-        total = PAGE + 2 * self._size
+        total = PAGE + SLOTS * self._size
         if os.fstat(fd).st_size < total:
             _grow(fd, total)
         if not there:
@@ -155,4 +157,4 @@ class Slots:
         return meta if zlib.crc32(meta) == crc else None
 
     def _at(self, step: int) -> int:
-        return PAGE + (step % 2) * self._size
+        return PAGE + (step % SLOTS) * self._size

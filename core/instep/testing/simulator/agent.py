@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 TIMING = Timing(tick=0.25, stall=2.0, moving=40.0, startup=20.0, acknowledge=4.0)
 _FORK, _NEWS, _LATE = 0.02, 0.002, 0.5
 """Seconds that a birth, a message, and a message of a bad line take at most."""
+_PROMPT, _BUSY = 0.95, 0.05
+"""How many messages find a reader that is free, and the seconds that the others wait for one at most."""
 
 
 class Agent:
@@ -122,7 +124,8 @@ class Agent:
 
     def _travel(self, line: object) -> Sequence[float]:
         """When a message arrives, in seconds from now: in order on a good line; never, late or twice on a bad one."""
-        chance, soon = self._clock.random, self._clock.soon(_NEWS)
+        chance = self._clock.random
+        soon = self._clock.soon(_NEWS if chance.random() < _PROMPT else _BUSY)
         if self.world.schedule.lossy and (luck := chance.random()) < 0.12:
             self.world.mishap()
             moments: tuple[float, ...] = (

@@ -33,9 +33,10 @@ _REASONS: tuple[tuple[str, Callable[["World"], bool]], ...] = (
     ("no rank holds a complete step", lambda world: len(world.happened) > 1),
     ("the fork server died", _was("server")),
     ("all ranks wait for each other", _was("hang", "spin", "stop")),
-    ("--max-restarts 0 allows none", _befell("setup")),
+    ("(--max-restarts", _befell("setup")),
+    ("(all of --max-restarts", _befell("setup")),
     ("times on rank", lambda world: len(world.happened) > 2),
-    ("recoveries in a row", lambda world: len(world.happened) > 2),
+    ("recoveries in a row", lambda world: len(world.happened) > 4),
 )
 """What a job may say when it gives up on a good line, and what must have happened for it."""
 
@@ -153,7 +154,7 @@ class Checks:
         """Recovery, or an end with a name, comes in bounded time, and incarnations are no storm."""
         world = self._world
         if world.clock.now > world.last_trouble + PATIENCE:
-            if world.agent.coordinator.job.plain and world.astray:
+            if world.agent.coordinator.job.plain and world.schedule.lossy:
                 world.agent.end = ev.Finish(1, "no greeting was heard, so the job passes for a plain script, and nobody watches those")
                 return
             self.never(f"neither well nor given up {PATIENCE:.0f} s after the last trouble: {world.picture()}")
@@ -170,7 +171,7 @@ class Checks:
             self.never(f"the job ended well at step {self.floor} of {world.schedule.steps}")
         elif end.code != 0 and not end.message:
             self.never(f"the job ended with code {end.code} and without a word")
-        elif end.code != 0 and not world.astray and not any(says in end.message and holds(world) for says, holds in _REASONS):
+        elif end.code != 0 and not world.schedule.lossy and not any(says in end.message and holds(world) for says, holds in _REASONS):
             self.never(f"the job ended without a good reason: {end.message}")
 
     def _holds(self, rank: int, step: int) -> None:

@@ -6,6 +6,7 @@ of instep, so "bit for bit the run without faults" is one comparison.
 
 from dataclasses import dataclass, field
 
+from instep.agent.records import SLOTS
 from instep.errors import InstepError
 
 MASK = (1 << 64) - 1
@@ -55,21 +56,21 @@ class Reference:
 
 @dataclass
 class Slots:
-    """The private record of a rank, two slots by step parity, as ``instep.agent.records.Slots`` keeps them; outlives its births."""
+    """The private record of a rank, as ``instep.agent.records.Slots`` keeps it; outlives its births."""
 
     kept: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def begin(self, step: int) -> None:
         """Mark the slot invalid."""
-        self.kept.pop(step % 2, None)
+        self.kept.pop(step % SLOTS, None)
 
     def end(self, step: int, value: int) -> None:
         """Make the slot valid."""
-        self.kept[step % 2] = step, value
+        self.kept[step % SLOTS] = step, value
 
     def load(self, step: int) -> int:
         """The value of ``step``. Raises ``InstepError`` when the slot holds another one."""
-        have = self.kept.get(step % 2)
+        have = self.kept.get(step % SLOTS)
         if have is None or have[0] != step:
             raise InstepError(f"the record of this rank holds no private state of step {step}")
         return have[1]

@@ -25,6 +25,9 @@ _EXIT = 0.02
 _ENDLESS = 20000
 """Places that no sound rank passes in one life."""
 
+_PAUSE = 0.05
+"""Seconds that a pause lasts at most: many steps."""
+
 
 class Troubled(RuntimeError):  # noqa: N818 - a fault on purpose, not an error of anybody
     """What a trouble of kind ``raise`` or ``hook`` raises."""
@@ -185,11 +188,10 @@ class Process:
             task.gone = True
 
     def _befall(self, trouble: Trouble, name: str) -> None:
-        world = self.world
         if trouble.kind == "hook":
             self.failing.add(trouble.hook)
             return
-        world.struck(trouble)
+        self.world.struck(trouble)
         match trouble.kind:
             case "kill" | "vanish":
                 self.die(-9, silent=trouble.kind == "vanish")
@@ -197,6 +199,17 @@ class Process:
                 self.die(1)
             case "raise":
                 raise Troubled(f"injected at {name}")
+            case "corrupt":
+                self.corrupt = True
+            case "reset":
+                self.world.network.shut(self.rank, self.incarnation)
+            case "detect" | "server":
+                self.world.agent.trouble(trouble)
+            case _:
+                self._delay(trouble, name)
+
+    def _delay(self, trouble: Trouble, name: str) -> None:
+        match trouble.kind:
             case "hang":
                 self._hang()
             case "spin":
@@ -205,12 +218,8 @@ class Process:
                 self.stop()
             case "slow":
                 self.slow = 100.0
-            case "corrupt":
-                self.corrupt = True
-            case "reset":
-                world.network.shut(self.rank, self.incarnation)
-            case "detect" | "server":
-                world.agent.trouble(trouble)
+            case "pause":
+                here().park(self.clock.soon(_PAUSE))
 
     def _hang(self) -> None:
         self.hung = True

@@ -4,11 +4,14 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-Kind = Literal["kill", "vanish", "exit", "raise", "hang", "spin", "stop", "slow", "reset", "corrupt", "hook", "detect", "server"]
+Kind = Literal[
+    "kill", "vanish", "exit", "raise", "hang", "spin", "stop", "slow", "pause", "reset", "corrupt", "hook", "detect", "server"
+]  # fmt: skip
 """``vanish``: killed, and no connection of it is closed. ``hang``: main stands still, and cannot be interrupted; ``spin``: it can.
 
-``stop``: the whole process is frozen. ``reset``: its connections break, it lives. ``corrupt``: what it receives next is wrong. ``hook``: a
-plugin raises in it. ``detect``: a detector of the agent finds it guilty. ``server``: the fork server dies.
+``stop``: the whole process is frozen. ``pause``: main stands still for a moment. ``reset``: its connections break, it lives.
+``corrupt``: what it receives next is wrong. ``hook``: a plugin raises in it. ``detect``: a detector of the agent finds it guilty.
+``server``: the fork server dies.
 """
 
 SCRIPT = ("loader", "forward", "backward", "collective", "step", "done", "between")
@@ -24,6 +27,7 @@ _KINDS: dict[Kind, int] = {
     "spin": 3,
     "stop": 4,
     "slow": 6,
+    "pause": 8,
     "reset": 6,
     "corrupt": 6,
     "hook": 8,
