@@ -1,5 +1,7 @@
 """The coordinator's rules, one by one, without a process."""
 
+from dataclasses import replace
+
 import pytest
 
 from instep.agent import events as ev
@@ -470,3 +472,12 @@ def test_ranks_owe_a_vote_once_another_rank_has_voted() -> None:
     assert desk.coordinator.job.owing() == {1, 2}
     desk.vote(1, 2).vote(2, 2)
     assert desk.coordinator.job.owing() == frozenset()
+
+
+def test_a_replacement_whose_joining_a_newer_fault_overtook_owes_a_vote_too() -> None:
+    """Its message is out of date and dropped; its record tells that it is in its block."""
+    desk = Desk().live(step=2).dies(2)
+    desk.hello(2).vote(2, 0, Status.FRESH).vote(0, 2).vote(1, 2)
+    assert desk.joined(0, 2).fault(0).vote(0, 2).coordinator.job.owing() == {1}
+    desk.records[2] = replace(desk.records[2], joined=1)
+    assert desk.joined(2, 2, incarnation=1).coordinator.job.owing() == {1, 2}
