@@ -102,7 +102,7 @@ class Agent:
                 case ev.Spawn(rank, birth):
                     self._spawn(rank, birth)
                 case ev.Kill(rank, birth):
-                    self._clock.after(self._clock.soon(0.1), self._kill, rank, birth)
+                    self._clock.after(self._clock.soon(0.1), self._kill, self.processes[rank], birth)
                 case ev.Restart():
                     self._restart()
                 case ev.Wake(seconds):
@@ -149,8 +149,7 @@ class Agent:
             process.begin()
             self._feed(ev.Born(process.rank, process.birth))
 
-    def _kill(self, rank: int, birth: int) -> None:
-        process = self.processes[rank]
+    def _kill(self, process: Process, birth: int) -> None:
         if process.birth == birth:
             process.die(-9)
 

@@ -36,7 +36,8 @@ _REASONS: tuple[tuple[str, Callable[["World"], bool]], ...] = (
     ("(--max-restarts", _befell("setup")),
     ("(all of --max-restarts", _befell("setup")),
     ("times on rank", lambda world: len(world.happened) > 2),
-    ("recoveries in a row", lambda world: len(world.happened) > 4),
+    # A death in a recovery opens two incarnations: its peers often tell of the transfer that broke before the agent sees the death.
+    ("recoveries in a row", lambda world: sum(trouble.kind not in ("pause", "slow") for trouble, _ in world.happened) > 2),
 )
 """What a job may say when it gives up on a good line, and what must have happened for it."""
 
@@ -114,6 +115,12 @@ class Checks:
             self.never(f"rank {rank.rank} has another plan of incarnation {plan.incarnation} than other ranks")
         if plan.book.addresses[rank.rank].birth != rank.process.birth:
             self.never(f"birth {rank.process.birth} of rank {rank.rank} follows a plan made for another birth")
+
+        keeps = plan.roles[rank.rank] is Role.KEEP
+        if keeps and (rank.standing.step != plan.step or rank.shared != self._world.reference.shared[plan.step]):
+            self.never(
+                f"rank {rank.rank} ({rank.standing.status.value}, step {rank.standing.step}) is to keep what is not step {plan.step}"
+            )
 
     def donates(self, rank: "Rank", plan: Plan) -> None:
         """No rank donates state that is not that of the plan's step."""
