@@ -114,7 +114,8 @@ CASES = [
     Case(
         "raises on every step",
         block("while True:\n    if session.step == 2: raise KeyError('a bug')\n    step()"),
-        ("a bug", "same fault", "step 2"),
+        # On a busy machine the other rank may raise it in the recovery, which then is the fruitless one.
+        ("a bug", "same fault|recoveries in a row", "step 2"),
     ),
     Case("exit in the block", block("sys.exit(5)"), (r"sys.exit\(5\)",)),
 ]

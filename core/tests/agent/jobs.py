@@ -17,6 +17,11 @@ FAKE = str(Path(__file__).with_name("fake_worker.py"))
 NO_PLUGINS = {"plugins.init_gloo": False, "plugins.state_replica": False}
 
 
+def soon() -> float:
+    """A second, on a machine that has a processor to spare for what is to be seen."""
+    return 1.0 if os.getloadavg()[0] < 2 * (os.cpu_count() or 1) else 5.0
+
+
 def launch(script: str, *args: str, nproc: int = 3, settings: dict[str, object] | None = None, **fields: object) -> Launch:
     """A quiet job without plugins whose fork server imports nothing."""
     resolved = config.load(overrides={**NO_PLUGINS, "watchdog.stall": 0.5, **(settings or {})}, environ={})
