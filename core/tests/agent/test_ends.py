@@ -48,7 +48,6 @@ def started(cli: Cli, logs: Path, ranks: int = 2, word: str = "up") -> list[int]
 
 @pytest.mark.parametrize("flags", [[], ["--no-preload"]])
 def test_kill_nine_of_the_agent_leaves_nothing_behind(family: Path, tmp_path: Path, flags: list[str]) -> None:
-    before = set(os.listdir("/dev/shm"))
     with Cli([*flags, "--nproc-per-node", "2", "--log-dir", "logs", str(family)], tmp_path) as cli:
         pids = started(cli, tmp_path / "logs")
         assert len(pids) >= 6
@@ -56,7 +55,8 @@ def test_kill_nine_of_the_agent_leaves_nothing_behind(family: Path, tmp_path: Pa
             pids = [p for p in pids if "time.sleep(100)" not in Path(f"/proc/{p}/cmdline").read_text()]
         cli.process.kill()
         until(lambda: not alive(pids), soon(), "every process of the job to be gone")
-    assert [name for name in set(os.listdir("/dev/shm")) - before if "instep" in name] == []
+    # The loader's folder belongs to the user; another job on this machine may have made it.
+    assert [name for name in os.listdir("/dev/shm") if "instep" in name and not name.startswith("instep-mmap-")] == []
     assert sorted(p.name for p in tmp_path.iterdir()) == ["family.py", "instep.toml", "logs"]
 
 
