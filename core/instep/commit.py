@@ -36,6 +36,7 @@ class Commit:
         s.local.detect()
         s.point("record")
         s.standing.at(State.COMMIT)
+        self._follow()
         with s.unwinder.library():
             s.state.private.write(s.step + 1)
             s.state.shared.prepare()
@@ -118,6 +119,12 @@ class Commit:
         s.end_at_limit()
         s.point("step")
 
+    def _follow(self) -> None:
+        """Wait until nobody can fall back to the step whose record is about to be overwritten."""
+        s = self._engine
+        while s.world_size > 1 and not s.local.barrier.behind(s.board.current, _SLICE):
+            s.gate.check()
+
     def _allowed(self) -> None:
         s = self._engine
         if not s.running:
@@ -157,6 +164,7 @@ def barrier(engine: "Engine", *, done: bool) -> bool:
                     return False
     if not meeting.agreed():
         raise _uneven(engine, done=done)
+    meeting.passed()
     return True
 
 

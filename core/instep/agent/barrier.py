@@ -1,7 +1,9 @@
 """A barrier between the ranks of one machine, in memory that they share: no message is sent, and nobody is woken but the waiters.
 
-Each rank has one word in each of two rows: its newest barrier there, as incarnation, number within the incarnation, and a code that all
-ranks are to agree on. Barriers alternate between the rows, since a rank may be one barrier ahead of another one, but never two.
+Each rank has one word in each of three rows. In the first two: its newest barrier there, as incarnation, number within the incarnation,
+and a code that all ranks are to agree on. Barriers alternate between them, since a rank may be one barrier ahead of another one, but never
+two. In the third: the newest barrier that it has passed. A rank that is cut in a barrier may stay behind it although others have passed;
+a rank that has told that it passed does not.
 The last rank to arrive rings the bell of the row (an eventfd) once for each other rank. A bell is a hint, the words are the truth: a
 rank that was cut leaves its word and its rings behind, and neither means anything to a later incarnation. Imports no torch.
 """
@@ -10,11 +12,14 @@ import mmap
 import os
 import select
 import struct
+import time
 from contextlib import suppress
 from typing import NamedTuple
 
 _WORD = struct.Struct("<q")
 _CODE_BITS, _NUMBER_BITS, _INCARNATION_BITS = 7, 40, 16
+_ROWS, _PASSED = 3, 2
+_LOOK = 0.0005
 CODES = 1 << _CODE_BITS
 """Codes are smaller than this."""
 
@@ -30,7 +35,7 @@ class BarrierFds(NamedTuple):
 def create(size: int) -> BarrierFds:
     """A new barrier for ``size`` ranks, where nobody has arrived; the caller owns the file descriptors."""
     page = os.memfd_create("instep-barrier", os.MFD_CLOEXEC)
-    os.posix_fallocate(page, 0, 2 * size * _WORD.size)
+    os.posix_fallocate(page, 0, _ROWS * size * _WORD.size)
     bells = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE) for _ in range(2)]
     return BarrierFds(page, *bells)
 
@@ -41,7 +46,7 @@ class NodeBarrier:
     def __init__(self, fds: BarrierFds, *, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
         self._row = struct.Struct(f"<{size}q")
-        self._map = mmap.mmap(fds.page, 2 * self._row.size)
+        self._map = mmap.mmap(fds.page, _ROWS * self._row.size)
         self._bells = fds.even, fds.odd
         self._incarnation = self._number = self._mine = 0
 
@@ -70,6 +75,21 @@ class NodeBarrier:
     def agreed(self) -> bool:
         """Whether all ranks arrived with the same code; call it after ``wait`` returned true, before the next ``arrive``."""
         return self._words() == (self._mine,) * self._size
+
+    def passed(self) -> None:
+        """Tell the others that this rank goes on from the last barrier."""
+        _WORD.pack_into(self._map, _PASSED * self._row.size + self._rank * _WORD.size, self._mine >> _CODE_BITS)
+
+    def behind(self, incarnation: int, seconds: float) -> bool:
+        """Whether all ranks have passed the last barrier of ``incarnation`` that this rank did; waits up to ``seconds``."""
+        if incarnation != self._incarnation or not self._number:
+            return True
+        deadline = time.monotonic() + seconds
+        while self._row.unpack_from(self._map, _PASSED * self._row.size) != (self._mine >> _CODE_BITS,) * self._size:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK)
+        return True
 
     def close(self) -> None:
         """Unmap the memory."""

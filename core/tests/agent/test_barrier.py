@@ -97,6 +97,20 @@ def test_a_rank_that_is_one_barrier_ahead_takes_nobody_along(shared: BarrierFds)
     assert not first.wait(0.0)
 
 
+def test_a_rank_sees_whether_all_others_have_gone_on(shared: BarrierFds) -> None:
+    everyone = ranks(shared, 3)
+    assert everyone[0].behind(0, 0.0)
+    for number in range(3):
+        for one in everyone:
+            one.arrive(0, number)
+        for one in everyone[:-1]:
+            one.passed()
+        assert not everyone[0].behind(0, 0.002)
+        assert everyone[0].behind(1, 0.0)
+        everyone[-1].passed()
+        assert everyone[0].behind(0, 0.0)
+
+
 def test_processes_meet_thousands_of_times_in_step(shared: BarrierFds) -> None:
     """The code tells the round, so a rank that passed too early would not agree."""
     size, rounds = 4, 2000
@@ -132,4 +146,7 @@ def _meet(shared: BarrierFds, rank: int, size: int, rounds: int) -> int:
         one.arrive(3, number % barrier.CODES)
         if not passed(one) or not one.agreed():
             return 2
+        one.passed()
+        if not one.behind(3, PATIENCE):
+            return 3
     return 0

@@ -133,6 +133,7 @@ class Row:
 
     def __init__(self) -> None:
         self.words: tuple[dict[int, tuple[int, int, int]], ...] = ({}, {})
+        self.passed: dict[int, tuple[int, int]] = {}
         self.waiting: dict[int, Task] = {}
 
 
@@ -164,6 +165,19 @@ class Barrier:
     def agreed(self) -> bool:
         """Whether all ranks arrived with the same code."""
         return len({word[2] for word in self._words.values()}) == 1
+
+    def passed(self) -> None:
+        """Tell the others that this rank goes on from the last barrier."""
+        self._row.passed[self._rank] = self._incarnation, self._number
+
+    def behind(self, incarnation: int, seconds: float) -> bool:
+        """Whether all ranks have passed the last barrier that this rank did; waits up to ``seconds``."""
+        if incarnation == self._incarnation and self._number and not self._followed():
+            here().park(seconds)
+        return incarnation != self._incarnation or not self._number or self._followed()
+
+    def _followed(self) -> bool:
+        return len(self._row.passed) == self._world and set(self._row.passed.values()) == {(self._incarnation, self._number)}
 
     @property
     def _words(self) -> dict[int, tuple[int, int, int]]:
