@@ -8,6 +8,8 @@ from instep.testing.simulator.world import World, quiet
 
 _STEPS, _LATE = 20, 12
 """Steps of the job, and the commits before the death: the agent must have heard that all ranks joined, else the whole job starts again."""
+_SMALL, _REPEATS = 200, 3
+"""Up to how many ranks a run is repeated, since its times are short beside those of a busy machine's other work; and how often."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,8 @@ def costs(world: int) -> Costs:
     calm, death = Schedule(seed=1, world=world, blocks=(_STEPS,)), Trouble("kill", world // 2, point="barrier", skip=_LATE)
     began = time.perf_counter()
     with quiet():
-        without = World(calm, measure=True)
-        without.run()
-        job = World(Schedule(seed=1, world=world, blocks=(_STEPS,), troubles=(death,)), measure=True)
-        job.run()
+        without = _run(calm)
+        job = _run(Schedule(seed=1, world=world, blocks=(_STEPS,), troubles=(death,)))
     a, b = job.agent, without.agent
     (report,) = job.checks.reports
     recovered = report.seconds_to_resume
@@ -50,3 +50,11 @@ def costs(world: int) -> Costs:
         recovered=recovered,
         seconds=time.perf_counter() - began,
     )
+
+
+def _run(schedule: Schedule) -> World:
+    """The one of several equal runs in which the agent's code took the least time; they differ in nothing else."""
+    worlds = [World(schedule, measure=True) for _ in range(_REPEATS if schedule.world <= _SMALL else 1)]
+    for world in worlds:
+        world.run()
+    return min(worlds, key=lambda world: world.agent.deciding)
