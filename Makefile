@@ -8,10 +8,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PROJECTS := $(wildcard plugins/*/pyproject.toml examples/*/pyproject.toml)
-CHECKED := core plugins tests examples benchmarks
+CHECKED := core plugins tests examples benchmarks docs
 TYPED := core plugins tests
 
-.PHONY: help venv demo test bench stress sim lint format clean
+.PHONY: help venv demo test bench stress sim docs lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show these lines
@@ -46,6 +46,14 @@ stress: $(READY)  ## random faults for MINUTES, seeds printed
 sim: $(READY)  ## 200,000 simulated jobs with every kind of fault (ARGS='--seed N --trace' shows one)
 	$(BIN)/python -m instep.testing.simulator --seeds 200000 $(ARGS)
 
+# The tools of the site come into .venv here, not with the rest, so that the tests wait for fewer downloads.
+$(VENV)/.docs: $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs  ## build the documentation into site/ and check every link in it (ARGS='--dirty', or see it: .venv/bin/mkdocs serve)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
 lint: $(READY)  ## ruff and mypy --strict
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
@@ -56,5 +64,5 @@ format: $(READY)  ## let ruff sort imports and format
 	$(BIN)/ruff format $(CHECKED)
 
 clean:  ## remove the virtual environment and all caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site
 	find core plugins tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
