@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from instep import config
+from instep import config, discovery
 from instep.cli.main import BAD_USAGE, COMMANDS, INTERRUPTED, main
 from instep.cli.report import Summary
 from instep.discovery import Listing
@@ -165,6 +165,20 @@ def test_links_between_pages_lead_somewhere(page: Path, generate: ModuleType) ->
         if anchor:
             whole = generate.on_page_markdown(file.read_text())
             assert anchor in {slug(title) for title in re.findall(r"^#+ (.+)$", whole, re.MULTILINE)}, f"{target}: no such heading"
+
+
+def test_the_table_of_plugins_shows_their_hooks() -> None:
+    there = {listing.name: set(listing.hooks) for listing in discovery.listings(config.Config())}
+    rows = re.findall(r"^\| \[`(\w+)`\]\(#[\w-]+\) \| ([`\w ]+) \|", (DOCS / "how-to" / "plugins.md").read_text(), re.MULTILINE)
+    assert {name: set(hooks.replace("`", "").split()) for name, hooks in rows} == there
+
+
+def test_figures_measured_here_are_those_of_the_readme() -> None:
+    rows = [row for row in (DOCS / "explanation" / "peers.md").read_text().splitlines() if "measured here:" in row]
+    figures = [figure for row in rows for figure in re.findall(r"\d+\.\d+ s", row)]
+    readme = (ROOT / "README.md").read_text()
+    assert len(rows) == len(figures) == 2
+    assert [figure for figure in figures if figure not in readme] == []
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -57,6 +57,21 @@ def test_a_training_script_survives_a_fault_bit_for_bit(
     assert min(step for step, _ in second.trace.steps) > 0, "the second run began anew"
 
 
+def test_what_a_replacement_sees_is_as_the_page_says(job: Jobs, faults: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (script,) = [script for script in scripts() if script.fences[0].page.stem == "runs-twice"]
+    begin, block, end = script.source.partition("@session.recoverable")
+    tell = "print('SEES', first, session.incarnation, session.step, session.incidents, run)\n"
+    file = tmp_path / "train.py"
+    file.write_text(begin + tell + block + end + tell)
+    run = job.run(Run(str(file), ranks=RANKS, steps=None), faults.kill(rank=1).at(step=2, phase="step"))
+    assert run.outcome.code == 0, run.outcome.message
+    seen = [line.split()[1:] for line in run.log(1).splitlines() if line.startswith("SEES")]
+    assert [line[:-1] for line in seen] == [["True", "0", "0", "0"], ["False", "0", "0", "0"], ["False", "1", "10", "1"]]
+    assert len({line[-1] for line in seen}) == 1
+    assert "recovered 1 times, going on at step 2" in run.log(0)
+
+
 @pytest.mark.parametrize("script", other_scripts(), ids=str)
 def test_python(script: Script, job: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs; functions that are tests are called with the fixtures that they name."""
