@@ -15,6 +15,7 @@ from instep.errors import InstepError
 
 PAGE = 4096
 _WORDS = ("state", "block", "step", "collectives", "deliveries", "frame", "beat", "waiting", "sequence", "joined")
+_AT = {word: 8 * i for i, word in enumerate(_WORDS)}
 _WORD = struct.Struct("<q")
 _SLOT = struct.Struct("<qQIQ")
 _SIZES = struct.Struct("<QQ")
@@ -93,11 +94,11 @@ class Header:
 
     def put(self, word: str, value: int) -> None:
         """Store one progress word by name."""
-        _WORD.pack_into(self._map, 8 * _WORDS.index(word), value)
+        _WORD.pack_into(self._map, _AT[word], value)
 
     def get(self, word: str) -> int:
         """Read one progress word by name."""
-        return int(_WORD.unpack_from(self._map, 8 * _WORDS.index(word))[0])
+        return int(_WORD.unpack_from(self._map, _AT[word])[0])
 
     def operation(self, text: str) -> None:
         """Name what main waits in, at most 127 bytes."""

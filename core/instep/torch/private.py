@@ -117,29 +117,35 @@ class Private:
     def _meta(self) -> bytes:
         self._rng = self._generators.parts()
         generators, flags = rng.join(self._rng), self._training()
-        tree = codec.encode(
+        tree = self._tree() if self._cursors or self._objects else b""
+        return _HEAD.pack(len(generators), len(flags), len(tree)) + generators + flags + tree
+
+    def _tree(self) -> bytes:
+        return codec.encode(
             {
                 "cursors": {name: cursor.state() for name, cursor in self._cursors.items()},
                 "objects": {name: obj.state_dict() for name, obj in self._objects.items()},
             }
         )
-        return _HEAD.pack(len(generators), len(flags), len(tree)) + generators + flags + tree
 
     def _load_meta(self, meta: bytes) -> None:
         rng_size, flag_size, tree_size = _HEAD.unpack_from(meta)
         at = _HEAD.size
         flags = meta[at + rng_size : at + rng_size + flag_size]
-        tree = codec.decode(meta[at + rng_size + flag_size : at + rng_size + flag_size + tree_size])
         for module, training in zip(self._flags, flags, strict=True):
             module.training = bool(training)
+        if tree_size:
+            self._load_tree(codec.decode(meta[at + rng_size + flag_size : at + rng_size + flag_size + tree_size]))
+        # Last, since rebuilding a loader may draw.
+        rng.restore(meta[at : at + rng_size])
+
+    def _load_tree(self, tree: object) -> None:
         if not isinstance(tree, dict):
             raise InstepError("the record's tree of private state is damaged")
         for name, state in tree["cursors"].items():
             self._cursors[name].load(state)
         for name, state in tree["objects"].items():
             self._objects[name].load_state_dict(state)
-        # Last, since rebuilding a loader may draw.
-        rng.restore(meta[at : at + rng_size])
 
     def _training(self) -> bytes:
         return bytes([module.training for module in self._flags])

@@ -109,7 +109,7 @@ def seed_all(seed: int) -> None:
 
 
 def _torch() -> bytes:
-    return torch.get_rng_state().numpy().tobytes()
+    return torch.default_generator.get_state().numpy().tobytes()
 
 
 def _python() -> bytes:
