@@ -71,13 +71,20 @@ def hooks() -> str:
 
 def shown() -> str:
     """A table of all hooks: the contract that tests each, and the plugins and examples of this clone that implement it."""
-    there = {listing.name: listing.hooks for listing in listings(Config())}
+    there = of_this_clone()
     rows = ["| hook | contract | shown by |", "|---|---|---|"]
     for hook in HOOKS:
         contract = MORE.get(hook, "PluginContract")
         by = ", ".join(f"`{name}`" for name, implemented in there.items() if hook in implemented)
         rows.append(f"| [`{hook}`][instep.hooks.Plugin.{hook}] | `{contract}` | {by} |")
     return "\n".join(rows)
+
+
+def of_this_clone() -> dict[str, tuple[str, ...]]:
+    """The hooks of each plugin and example of this clone, by name; whatever else is installed is the reader's own."""
+    root = Path(__file__).parents[1]
+    own = {file.parent.name for file in [*root.glob("plugins/*/pyproject.toml"), *root.glob("examples/*/pyproject.toml")]}
+    return {listing.name: listing.hooks for listing in listings(Config()) if listing.name in own}
 
 
 def torchrun() -> str:
