@@ -115,7 +115,7 @@ second()
     told = play(body, tmp_path, sessions, ranks=2)
     assert told.outcome.code == 1
     assert "first returned Tensor" in told.outcome.message
-    assert told.notes[0] == ["tensor([1., 1.])"]
+    assert ["tensor([1., 1.])"] in told.notes  # the other rank may have ended the job first
 
 
 @pytest.mark.parametrize(("call", "code"), [("sys.exit(5)", 5), ("sys.exit('words')", 1), ("sys.exit()", 0)])
