@@ -5,7 +5,7 @@ import pytest
 from instep.testing.simulator import Violation, World, drawn, quiet
 from tests.simulator.mutations import MUTATIONS, Mutation
 
-BOUND = 3_000
+BOUND = 6_000
 
 
 def found(mutation: Mutation) -> tuple[int, str] | None:

@@ -96,11 +96,11 @@ def ahead_of_a_cut_rank() -> None:
 
     Steps without a collective only. Rank 2 dies first, in the barrier, so that rank 0's step is the newest that is left.
     """
-    for seed in range(150):
-        for places in (8, 11, 14, 17):
+    for seed in range(120):
+        for places in (9, 11, 13):
             first, then = Trouble("kill", 2, point="barrier", skip=1), Trouble("pause", 1, point="prepared", skip=1)
             troubles = (first, then, Trouble("kill", 1, after=places))
-            assert run(Schedule(seed=seed, blocks=(4,), sums=0, pace=0.15, troubles=troubles)).end.code == 0
+            assert run(Schedule(seed=seed, blocks=(4,), sums=0, pace=0.1, troubles=troubles)).end.code == 0
 
 
 def test_no_record_is_overwritten_that_a_cut_rank_may_need() -> None:

@@ -77,9 +77,9 @@ class Job:
         return not self.greeted
 
     def take(self) -> list[ev.Action]:
-        """The actions collected since the last call."""
+        """The actions collected since the last call; births first, since they take longest."""
         out, self._out = self._out, []
-        return out
+        return sorted(out, key=lambda action: not isinstance(action, ev.Spawn))
 
     def act(self, *actions: ev.Action) -> None:
         """Add actions, in order."""
