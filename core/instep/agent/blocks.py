@@ -6,7 +6,9 @@ from instep.messages import Closed, Closing, Done, Release
 
 
 def done(job: Job, member: Member, message: Done) -> None:
-    """A rank is at the end of its block. When all are, they are told."""
+    """A rank is at the end of its block. When all are, they are told. A message about a block that all have left is out of date."""
+    if message.block <= job.life.released:
+        return
     member.done = message
     if all(m.done is not None and m.done.block == message.block for m in job.members):
         job.send(Closing(block=message.block))

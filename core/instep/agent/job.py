@@ -133,8 +133,4 @@ class Job:
         """Ranks that were interrupted and have not voted, though others have; the watchdog gives them a deadline."""
         if self.incident is None or self.life.planned or not any(m.vote for m in self.members):
             return frozenset()
-        return frozenset(m.rank for m in self.members if m.vote is None and (m.joined or self._in_block(m)))
-
-    def _in_block(self, member: Member) -> bool:
-        """Whether a replacement is in step as its record tells, though a newer fault overtook the message."""
-        return member.hello is not None and self.progress(member.rank).joined >= 0
+        return frozenset(m.rank for m in self.members if m.vote is None and (m.joined or m.voted))

@@ -84,7 +84,7 @@ def release_held(job: Job) -> None:
 
 def voted(job: Job, member: Member, message: Voted) -> None:
     """A rank is quiet. When all are, the plan is made, once an incarnation."""
-    member.vote = message.vote
+    member.vote, member.voted = message.vote, True
     votes = [m.vote for m in job.members if m.vote is not None]
     if job.incident is None or job.life.planned or len(votes) < job.terms.world:
         return

@@ -14,9 +14,9 @@ _OUTSIDE = (State.OUTSIDE, State.SETUP, State.ENDED)
 class Member:
     """One rank.
 
-    ``joined``: the present birth was ever in step; ``in_step``: the incarnation it is in step with. ``hung``: why and when the
-    watchdog had it killed. ``fired``: when its last injection fired. ``reached`` (the step of the last birth that was in step), ``once``
-    and ``finished`` outlive a birth.
+    ``joined``: the present birth was ever in step; ``voted``: it has ever voted, so its set-up is over; ``in_step``: the incarnation
+    it is in step with. ``hung``: why and when the watchdog had it killed. ``fired``: when its last injection fired. ``reached`` (the
+    step of the last birth that was in step), ``once`` and ``finished`` outlive a birth.
     """
 
     rank: int
@@ -25,6 +25,7 @@ class Member:
     hello: Hello | None = None
     vote: Vote | None = None
     joined: bool = False
+    voted: bool = False
     in_step: int | None = None
     done: Done | None = None
     closed: bool = False

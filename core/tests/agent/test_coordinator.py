@@ -1,7 +1,5 @@
 """The coordinator's rules, one by one, without a process."""
 
-from dataclasses import replace
-
 import pytest
 
 from instep.agent import events as ev
@@ -474,10 +472,20 @@ def test_ranks_owe_a_vote_once_another_rank_has_voted() -> None:
     assert desk.coordinator.job.owing() == frozenset()
 
 
-def test_a_replacement_whose_joining_a_newer_fault_overtook_owes_a_vote_too() -> None:
-    """Its message is out of date and dropped; its record tells that it is in its block."""
+def test_a_replacement_that_has_voted_owes_a_vote_in_each_later_incarnation() -> None:
+    """Also when a newer fault overtook its message that it is in step, which is out of date then and dropped."""
     desk = Desk().live(step=2).dies(2)
-    desk.hello(2).vote(2, 0, Status.FRESH).vote(0, 2).vote(1, 2)
-    assert desk.joined(0, 2).fault(0).vote(0, 2).coordinator.job.owing() == {1}
-    desk.records[2] = replace(desk.records[2], joined=1)
+    assert desk.hello(2).vote(0, 2).coordinator.job.owing() == {1}
+    desk.vote(2, 0, Status.FRESH).vote(1, 2)
+    assert desk.joined(0, 2).fault(0).vote(0, 2).coordinator.job.owing() == {1, 2}
     assert desk.joined(2, 2, incarnation=1).coordinator.job.owing() == {1, 2}
+
+
+def test_a_late_word_of_a_block_that_all_have_left_is_out_of_date() -> None:
+    desk = Desk().live(step=2)
+    for rank in range(3):
+        desk.done(rank, 2)
+    for rank in range(3):
+        desk.closed(rank)
+    assert desk.coordinator.job.life.released == 0
+    assert desk.done(1, 2).coordinator.job.members[1].done is None
