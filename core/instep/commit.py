@@ -121,9 +121,12 @@ class Commit:
 
     def _follow(self) -> None:
         """Wait until nobody can fall back to the step whose record is about to be overwritten."""
-        s = self._engine
-        while s.world_size > 1 and not s.local.barrier.behind(s.board.current, _SLICE):
-            s.gate.check()
+        s, meeting = self._engine, self._engine.local.barrier
+        if s.world_size == 1 or meeting.behind(s.board.current, _SLICE):
+            return
+        with s.gate.waiting("peers in the last commit barrier", s.step):
+            while not meeting.behind(s.board.current, _SLICE):
+                s.gate.check()
 
     def _allowed(self) -> None:
         s = self._engine
