@@ -18,107 +18,34 @@ The loop, with every hook in its place::
     close()
 
 Fields of the class are its settings (table ``[plugins.NAME]``), methods marked ``@instep.hookimpl`` are its hooks.
+What hooks are given stands in ``instep.arguments``, and can be imported from here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
 
 import pluggy
 from pydantic import BaseModel, ConfigDict
 
-from instep.model import AddressBook, Fault, Group, IncidentReport, Json, Plan, Receipt, Unrecoverable, Vote
+from instep.arguments import Communicator, CommsRequest, Interruption, Job, Recovery, SharedState
+from instep.model import Fault, Group, IncidentReport, Json, Plan, Receipt, Unrecoverable, Vote
 
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.distributed import ProcessGroup
+__all__ = [
+    "HOOKS",
+    "HOOK_API",
+    "CommsRequest",
+    "Communicator",
+    "Interruption",
+    "Job",
+    "Plugin",
+    "Recovery",
+    "SharedState",
+    "hookimpl",
+    "hookspec",
+]
 
 HOOK_API = 1
 hookspec = pluggy.HookspecMarker("instep")
 hookimpl = pluggy.HookimplMarker("instep")
-
-
-@dataclass(frozen=True)
-class Job:
-    """The job as one rank sees it at its start. ``secret`` is shared by all ranks of the job and by nobody else."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    birth: int
-    host: str
-    secret: bytes
-
-
-@dataclass(frozen=True)
-class Interruption:
-    """A fault somewhere: nothing older than ``incarnation`` may act any more. ``acknowledging`` is true in the last call."""
-
-    incarnation: int
-    fault: Fault
-    acknowledging: bool
-
-
-class Communicator(Protocol):
-    """One process group inside a handle, for one incarnation."""
-
-    @property
-    def group(self) -> "ProcessGroup":
-        """The stock process group that runs the collectives."""
-
-    def abandon(self) -> Callable[[], bool]:
-        """Give the communicator up without blocking. The result tells whether all its operations have ended."""
-
-
-@dataclass(frozen=True)
-class CommsRequest:
-    """Groups to connect for one backend. ``check`` raises ``Interrupted`` once the incarnation is out of date."""
-
-    backend: str
-    rank: int
-    incarnation: int
-    groups: Sequence[Group]
-    book: AddressBook
-    check: Callable[[], None]
-
-
-class SharedState(Protocol):
-    """The shared state of this rank as a schema (bytes) and a flat list of contiguous tensors."""
-
-    def describe(self) -> tuple[bytes, Sequence["Tensor"]]:
-        """Donor: the schema of all shared state, and its tensors in schema order."""
-
-    def destination(self, schema: bytes, *, staged: bool) -> Sequence["Tensor"]:
-        """Receiver: tensors to receive into, in schema order; own ones where they fit, unless ``staged``."""
-
-    def accept(self) -> None:
-        """Receiver: take over what arrived in the tensors of the last ``destination``."""
-
-    def align(self, schema: bytes) -> None:
-        """Every rank: bring reducers to the donor's gradient bucket layout."""
-
-    def digest(self) -> int:
-        """Order-sensitive 64-bit digest of all shared state."""
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """One attempt of a recovery on one rank, handed to each phase after the communicators are up.
-
-    ``check`` raises ``Interrupted`` once a newer fault is known: call it in every wait. ``gather`` is a world all-gather of
-    short byte strings of equal length. ``point`` names a place where a test may inject a fault.
-    """
-
-    plan: Plan
-    rank: int
-    fresh: bool
-    torn: bool
-    secret: bytes
-    state: SharedState
-    check: Callable[[], None]
-    gather: Callable[[bytes], Sequence[bytes]]
-    point: Callable[[str], None]
-    deadline: float
 
 
 class Plugin(BaseModel):

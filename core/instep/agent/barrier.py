@@ -91,10 +91,6 @@ class NodeBarrier:
             time.sleep(_LOOK)
         return True
 
-    def close(self) -> None:
-        """Unmap the memory."""
-        self._map.close()
-
     @property
     def _bell(self) -> int:
         return self._bells[self._number % 2]

@@ -4,12 +4,10 @@ from typing import ClassVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.errors import Flaky
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from instep.model import Group
-from instep.testing.contract import broken
-from instep.testing.order import QUIET, OrderError
+from instep.testing.order import QUIET, OrderError, falsify
 from instep.testing.walk import ACTS, Walk
 
 GROUPS = ((0, 1), (1, 2), (2, 0), (2, 1, 0))
@@ -79,14 +77,5 @@ class Connections(RuleBasedStateMachine):
 
 def check(walk: Walk, *, who: str) -> None:
     """Run some orders; fails with the shortest one that breaks the plugin."""
-    try:
-        run_state_machine_as_test(
-            type("Connections", (Connections,), {"walk": walk, "who": who}), settings=settings(QUIET, max_examples=5, stateful_step_count=8)
-        )
-    except OrderError as error:
-        message = str(error)
-    except Flaky:
-        message = f"{who} does not behave the same in the same order of calls: it keeps something from one instance to the next"
-    else:
-        return
-    broken(f"an order of connections that a job may bring about breaks the plugin: {message}")
+    how = settings(QUIET, max_examples=5, stateful_step_count=8)
+    falsify(Connections, walk, who=who, how=how, what="an order of connections")

@@ -100,12 +100,17 @@ class Order(RuleBasedStateMachine):
 
 def check(walk: Walk, *, who: str) -> None:
     """Run many orders; fails with the shortest one that breaks the plugin."""
+    falsify(Order, walk, who=who, how=QUIET, what="an order of calls")
+
+
+def falsify(machine: type[RuleBasedStateMachine], walk: Walk, *, who: str, how: settings, what: str) -> None:
+    """Run a state machine; fails with the shortest order in which it breaks the plugin, which ``what`` names."""
     try:
-        run_state_machine_as_test(type("Order", (Order,), {"walk": walk, "who": who}), settings=QUIET)
+        run_state_machine_as_test(type(machine.__name__, (machine,), {"walk": walk, "who": who}), settings=how)
     except OrderError as error:
         message = str(error)
     except Flaky:
         message = f"{who} does not behave the same in the same order of calls: it keeps something from one instance to the next"
     else:
         return
-    broken(f"an order of calls that a job may bring about breaks the plugin: {message}")
+    broken(f"{what} that a job may bring about breaks the plugin: {message}")

@@ -25,21 +25,11 @@ _LOADERS = tuple(os.path.join(_HOME, "torch", f"{name}.py") for name in ("datalo
 _LEAST, _MOST = 0.02, 2.0
 
 
-class Unwinder:
-    """Decides when main may be interrupted."""
+class Sections:
+    """Sections of the main thread that must not be cut; they nest."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._signal = signal.SIGRTMIN + 5
+    def __init__(self) -> None:
         self._masked = 0
-        self._steps: deque[float] = deque(maxlen=25)
-        self._last = 0.0
-        self._main = threading.main_thread().ident or 0
-        self._before = signal.signal(self._signal, self._interrupt)
-
-    def close(self) -> None:
-        """Give the signal back; one that is still on its way must not end the process."""
-        signal.signal(self._signal, signal.SIG_IGN if self._before is signal.SIG_DFL else self._before)
 
     @contextmanager
     def library(self) -> Iterator[None]:
@@ -57,6 +47,23 @@ class Unwinder:
     def unmask(self) -> None:
         """Leave such a section."""
         self._masked -= 1
+
+
+class Unwinder(Sections):
+    """Decides when main may be interrupted."""
+
+    def __init__(self, board: Board) -> None:
+        super().__init__()
+        self._board = board
+        self._signal = signal.SIGRTMIN + 5
+        self._steps: deque[float] = deque(maxlen=25)
+        self._last = 0.0
+        self._main = threading.main_thread().ident or 0
+        self._before = signal.signal(self._signal, self._interrupt)
+
+    def close(self) -> None:
+        """Give the signal back; one that is still on its way must not end the process."""
+        signal.signal(self._signal, signal.SIG_IGN if self._before is signal.SIG_DFL else self._before)
 
     def reset(self) -> None:
         """Forget all sections, after main unwound to the block."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 from instep.errors import CommsError, Interrupted
 from instep.testing.simulator.network import Barrier
 from instep.testing.simulator.plugin import SLICE
+from instep.torch.unwind import Sections
 
 if TYPE_CHECKING:
     from instep.testing.simulator.rank import Rank
@@ -46,28 +47,12 @@ class Gate:
         raise CommsError(f"{label}: connection closed")
 
 
-class Unwinder:
+class Unwinder(Sections):
     """Stands in for ``instep.torch.unwind.Unwinder``: main may be interrupted in the script's own code, outside masked sections."""
 
     def __init__(self, rank: "Rank") -> None:
-        self._rank, self._masked, self._insists = rank, 0, False
-
-    @contextmanager
-    def library(self) -> Iterator[None]:
-        """A section that must not be cut."""
-        self.mask()
-        try:
-            yield
-        finally:
-            self.unmask()
-
-    def mask(self) -> None:
-        """Enter such a section."""
-        self._masked += 1
-
-    def unmask(self) -> None:
-        """Leave it."""
-        self._masked -= 1
+        super().__init__()
+        self._rank, self._insists = rank, False
 
     def reset(self) -> None:
         """Main unwound to the block."""
