@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 import pluggy
 from pydantic import BaseModel, ConfigDict
 
-from instep.arguments import Communicator, CommsRequest, Interruption, Job, Recovery, SharedState
+from instep.arguments import CommsRequest, Communicator, Interruption, Job, Recovery, SharedState
 from instep.model import Fault, Group, IncidentReport, Json, Plan, Receipt, Unrecoverable, Vote
 
 __all__ = [
