@@ -2,6 +2,7 @@
 
 The loop, with every hook in its place::
 
+    environment()                        # in the agent, before any process: variables for the workers
     start(job)                           # once, before the first step
     announce(groups)                     # what peers must know to connect: at the start, for a new group, with a vote
     while training:
@@ -52,6 +53,17 @@ class Plugin(BaseModel):
     """Base of all plugins, and the specification of every hook. Fields are settings: frozen, unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @hookspec
+    def environment(self) -> "Mapping[str, str] | None":
+        """Give workers the variables that libraries read when they are loaded. What the shell has set wins.
+
+        When: once for each job, before the fork server or any worker is there.
+        Runs on: the agent.
+        Return: values by the names of variables, or None.
+        Combine: all answers are merged; two plugins with two values for one name are an error.
+        If it raises: the job does not start.
+        """
 
     @hookspec
     def start(self, job: Job) -> "Mapping[str, int] | None":
@@ -187,6 +199,7 @@ class Plugin(BaseModel):
 
 
 HOOKS: tuple[str, ...] = (
+    "environment",
     "start",
     "announce",
     "committed",

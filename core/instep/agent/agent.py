@@ -17,6 +17,7 @@ from instep.agent import events as ev
 from instep.agent.console import Console, Status
 from instep.agent.coordinator import Coordinator, Terms
 from instep.agent.crew import Crew
+from instep.agent.environment import equipped
 from instep.agent.launch import Launch, Outcome
 from instep.agent.logs import Logs
 from instep.agent.planner import planner
@@ -30,8 +31,7 @@ from instep.model import Fault
 __all__ = ["Launch", "Outcome", "Server", "run", "serving"]
 
 AGENT_HOOKS = ("detect", "plan", "report")
-_FINISH_GRACE = 2.0
-_INTERRUPT_GRACE = 5.0
+_FINISH_GRACE, _INTERRUPT_GRACE = 2.0, 5.0
 
 
 def run(launch: Launch, *, server: Server | None = None) -> Outcome:
@@ -39,6 +39,7 @@ def run(launch: Launch, *, server: Server | None = None) -> Outcome:
 
     ``server`` is a fork server that outlives the job, for callers that run several jobs like this one; see ``serving``.
     """
+    launch = equipped(launch)
     loaded = plugins.load(launch.config, implementing=AGENT_HOOKS)
     reports = Reports(launch.report_dir, loaded)
     logs = Logs(launch.log_dir, launch.nproc)
@@ -51,7 +52,7 @@ def run(launch: Launch, *, server: Server | None = None) -> Outcome:
 @contextmanager
 def serving(launch: Launch) -> Iterator[Server]:
     """A fork server for several jobs with the configuration of ``launch``; the first of them warms it."""
-    server = Server(launch.server_environment())
+    server = Server(equipped(launch).server_environment())
     try:
         yield server
     finally:

@@ -24,9 +24,9 @@ _BLAS = "OPENBLAS_NUM_THREADS"
 class Launch:
     """A job to run on this machine: ``nproc`` ranks of ``script``, which is the name of a module if ``module`` is set.
 
-    ``env`` is added to the environment of every rank, ``warm`` is what the fork server imports if ``preload`` asks for one, ``quiet``
-    keeps everything off the console, ``hidden`` ranks are in their logs only, ``announce`` says what is started, and ``on_event`` sees
-    each event and action of the coordinator.
+    ``env`` is added to the environment of every rank, ``given`` (by plugins) only where nothing is set, ``warm`` is what the fork server
+    imports if ``preload`` asks for one, ``quiet`` keeps everything off the console, ``hidden`` ranks are in their logs only, ``announce``
+    says what is started, and ``on_event`` sees each event and action of the coordinator.
     """
 
     script: str
@@ -35,6 +35,7 @@ class Launch:
     nproc: int = 1
     config: Config = field(default_factory=Config)
     env: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, str] = field(default_factory=dict)
     max_restarts: int = 0
     injections: Sequence[Injection] = ()
     report_dir: str | None = None
@@ -57,11 +58,11 @@ class Launch:
         return "; ".join([what, guard, *kept])
 
     def environment(self) -> dict[str, str]:
-        """What every process of the job gets: this process's environment, ``env``, and what torchrun sets unless it is set already."""
+        """What every process of the job gets: this process's environment, ``env``, and what plugins and torchrun set unless it is set."""
         base = inherited() | dict(self.env)
         if self.nproc > 1 and "OMP_NUM_THREADS" not in base:
             base["OMP_NUM_THREADS"] = "1"
-        return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"} | base
+        return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"} | dict(self.given) | base
 
     def server_environment(self) -> dict[str, str]:
         """The same for the fork server, where numpy's BLAS must not start threads: they do not survive a fork."""

@@ -11,6 +11,7 @@ from instep.model import Fault, Plan, Receipt, Unrecoverable
 
 NOTHING = ("committed", "quiesce", "report", "close")
 _MAY: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "environment": ((Mapping,), "a mapping of names of variables to strings, or None"),
     "start": ((Mapping,), "a mapping of port names to numbers, or None"),
     "detect": ((Fault,), "a Fault, or None"),
     "announce": ((Mapping,), "a mapping of notes that JSON can hold, or None"),
@@ -36,6 +37,9 @@ def wrong_answer(hook: str, answer: object, arguments: Mapping[str, object]) -> 
         return f"returned {odd!r}: a port is a name and a number from 1 to 65535" if odd else None
     if hook == "announce":
         return _no_json(answer)
+    if hook == "environment" and isinstance(answer, Mapping):
+        odd = {k: v for k, v in answer.items() if not isinstance(k, str) or not isinstance(v, str)}
+        return f"returned {odd!r}: a variable is a name and a string" if odd else None
     request, recovery = arguments.get("request"), arguments.get("recovery")
     if isinstance(request, CommsRequest) and isinstance(answer, Sequence):
         return _wrong_communicators(answer, len(request.groups))

@@ -13,6 +13,7 @@ ACTS = "instep.testing.acts"
 NEEDS_TORCH = frozenset({"reinit_comms", "restore_state", "verify"})
 _LIMITS = Config()
 DEADLINES: Mapping[str, float] = {
+    "environment": _LIMITS.watchdog.stall,
     "start": _LIMITS.deadlines.spawn,
     "announce": _LIMITS.deadlines.acknowledge,
     "committed": _LIMITS.watchdog.stall,
@@ -156,6 +157,7 @@ class Walk:
     def whole(self) -> None:
         """Everything once: start, steps, a recovery of the last rank, another one in which nobody is lost, a report, and the end."""
         last = self.world.size - 1
+        self.call("environment", [0])
         self.start()
         if self.has("restore_state", "verify"):
             for rank in self.world.living:
