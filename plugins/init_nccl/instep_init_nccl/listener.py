@@ -60,7 +60,9 @@ class Listener:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening, end the thread, close every connection."""
+        """Stop listening, end the thread, close every connection. Safe to repeat."""
+        if self._closed:
+            return
         self._closed = True
         self._wake.send(b"\0")
         self._thread.join(_PATIENCE)

@@ -68,7 +68,7 @@ class Meetings:
         if meeting is None:
             if own or len(self._early) >= EARLY:
                 self.drop()
-            return None
+                return None
             self._early[magic] = hello.info
             return None
         if own:
