@@ -1,7 +1,7 @@
 """What hooks are given: the job, an interruption, groups to connect, an attempt of a recovery and the state in it."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from instep.model import AddressBook, Fault, Group, Plan
@@ -45,7 +45,10 @@ class Communicator(Protocol):
 
 @dataclass(frozen=True)
 class CommsRequest:
-    """Groups to connect for one backend. ``check`` raises ``Interrupted`` once the incarnation is out of date."""
+    """Groups to connect for one backend. ``check`` raises ``Interrupted`` once the incarnation is out of date.
+
+    ``options`` are what the script gave for a group (``pg_options`` of ``new_group``), by its name; each rank has its own.
+    """
 
     backend: str
     rank: int
@@ -53,6 +56,7 @@ class CommsRequest:
     groups: Sequence[Group]
     book: AddressBook
     check: Callable[[], None]
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
 class SharedState(Protocol):

@@ -20,6 +20,9 @@ class Export:
     why: str
 
 
+ROOTS = (Export("TORCH_NCCL_RANKS_PER_ROOT", "1", "a root for each rank, so that every id can be computed"),)
+"""Read by torch when it makes a communicator."""
+
 WATCHDOG = (
     Export("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", "torch's watchdog would end the process on an error; instep aborts and goes on"),
     Export("TORCH_NCCL_ENABLE_MONITORING", "0", "torch's monitor would kill a process whose watchdog waits in an abort"),
@@ -38,6 +41,7 @@ EFA = (
 
 def exports(*, efa: bool, machine: Machine) -> Iterator[Export]:
     """All defaults. With ``efa`` also NCCL_NET_PLUGIN: the path of the plugin where one is found, so that no search path is needed."""
+    yield from ROOTS
     yield from WATCHDOG
     if efa:
         yield from EFA

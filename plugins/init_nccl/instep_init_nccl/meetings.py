@@ -4,6 +4,7 @@ A root of one rank hears two messages for each communicator, from its own rank a
 be early: it is remembered until the own rank comes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from instep_init_nccl.bootstrap import INFO, SIZES, Hello, opening
@@ -37,28 +38,37 @@ class Meetings:
     served: int = 0
     _open: dict[int, _Meeting] = field(default_factory=dict)
     _early: dict[int, bytes] = field(default_factory=dict)
+    _over: list[int] = field(default_factory=list)
 
     def expect(self, magic: int) -> None:
         """The own rank is about to join the communicator of this magic."""
         self._open[magic] = _Meeting(next=self._early.pop(magic, None))
 
     def advance(self, incarnation: int) -> list[Answer]:
-        """Forget whatever is older than ``incarnation``; the answers make own ranks that still wait give up.
-
-        They are told of a message longer than they can take, which NCCL answers with an error. Nothing else ends its wait.
-        """
+        """Forget whatever is older than ``incarnation``; the answers are those of ``give_up``."""
         self.incarnation = incarnation
-        old = [magic for magic in self._open if is_older(magic, incarnation)]
-        left = [(magic, self._open.pop(magic).own) for magic in old]
         self._early = {magic: info for magic, info in self._early.items() if not is_older(magic, incarnation)}
-        return [Answer(own.address, opening(magic, b"", length=_TRUNCATED)) for magic, own in left if own is not None]
+        return self.give_up([magic for magic in self._open if is_older(magic, incarnation)])
+
+    def give_up(self, magics: Sequence[int] | None = None) -> list[Answer]:
+        """The own rank joins these communicators (all, if none are named) no more: answers that make it give up where it waits already.
+
+        It is told of a message longer than it can take, which NCCL answers with an error. Nothing else ends its wait.
+        """
+        left = {magic: self._open.pop(magic).own for magic in list(self._open if magics is None else magics)}
+        waiting = {magic: own for magic, own in left.items() if own is not None}
+        # An own hello may still be on its way.
+        self._over = [*self._over, *(left.keys() - waiting.keys())][-EARLY:]
+        return [_refusal(magic, own) for magic, own in waiting.items()]
 
     def hear(self, magic: int, payload: bytes) -> Answer | None:
         """Take in one hello. The answer to the own rank, once both have come."""
-        if is_older(magic, self.incarnation) or len(payload) not in SIZES:
+        if len(payload) not in SIZES or (is_older(magic, self.incarnation) and magic not in self._over):
             self.drop()
             return None
         hello = Hello.decode(payload)
+        if magic in self._over:
+            return _refusal(magic, hello) if hello.rank == hello.root else None
         alone = hello.ranks == 1
         if hello.roots != hello.ranks or hello.root not in range(hello.roots) or hello.rank not in (hello.root, hello.root + 1):
             self.drop()
@@ -84,3 +94,7 @@ class Meetings:
     def drop(self) -> None:
         """Count a message that is of no use."""
         self.dropped += 1
+
+
+def _refusal(magic: int, own: Hello) -> Answer:
+    return Answer(own.address, opening(magic, b"", length=_TRUNCATED))

@@ -74,6 +74,13 @@ class MiniRoot:
         for one in answers:
             _tell(one)
 
+    def give_up(self) -> None:
+        """Make an own rank that waits for a neighbour give up; what it was about to join is forgotten."""
+        with self._lock:
+            answers = self._meetings.give_up()
+        for one in answers:
+            _tell(one)
+
     def close(self) -> None:
         """Stop listening, and end the thread."""
         self._listener.close()
