@@ -39,6 +39,7 @@ bench: $(READY)  ## run every benchmark
 	$(BIN)/python benchmarks/healthy_overhead.py $(ARGS)
 	$(BIN)/python benchmarks/loader.py $(ARGS)
 	$(BIN)/python benchmarks/plan_scale.py $(ARGS)
+	$(BIN)/python benchmarks/bootstrap_scale.py $(ARGS)
 
 stress: $(READY)  ## random faults for MINUTES, seeds printed
 	$(BIN)/python -m tests.recovery.stress --minutes $(MINUTES) $(ARGS)
