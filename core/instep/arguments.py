@@ -44,10 +44,18 @@ class Communicator(Protocol):
 
 
 @dataclass(frozen=True)
+class GroupOptions:
+    """What the script gave for one process group: seconds that an operation may take, and torch's own options for the backend, if any."""
+
+    timeout: float
+    backend: object = None
+
+
+@dataclass(frozen=True)
 class CommsRequest:
     """Groups to connect for one backend. ``check`` raises ``Interrupted`` once the incarnation is out of date.
 
-    ``options`` are what the script gave for a group (``pg_options`` of ``new_group``), by its name; each rank has its own.
+    ``options`` are by the name of the group, for those that have any.
     """
 
     backend: str
@@ -56,7 +64,7 @@ class CommsRequest:
     groups: Sequence[Group]
     book: AddressBook
     check: Callable[[], None]
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, GroupOptions] = field(default_factory=dict)
 
 
 class SharedState(Protocol):

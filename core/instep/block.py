@@ -15,6 +15,7 @@ from instep.errors import CommsError, Interrupted, UsageError
 from instep.injection import InjectedFault
 from instep.messages import Closed, Done, Joined
 from instep.model import Json
+from instep.torch.gate import transport
 from instep.torch.unwind import guarded
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class Blocks:
 
     def _faulted(self, error: Exception) -> None:
         s = self._engine
-        comms = isinstance(error, CommsError) or s.gate.broken
+        comms = isinstance(error, CommsError) or s.gate.broken or transport(error)
         if s.board.revoked or (comms and s.board.noticed_within(_NOTICE)):
             return
         log.error("rank %d raised in step %d: %s", s.rank, s.step, error, exc_info=None if isinstance(error, InjectedFault) else error)

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
@@ -83,6 +83,7 @@ class Config(Table):
     """All settings of a job, the same in the agent and on every rank."""
 
     enabled: bool = Field(default=True, description="false makes every call a pass-through")
+    backend: Literal["gloo", "nccl"] = Field(default="gloo", description="what the default process group runs on; nccl needs init_nccl")
     plugins: Mapping[str, PluginTable] = Field(default=DEFAULT_PLUGINS, description="true, false or a table of settings, by name")
     deadlines: Deadlines = Deadlines()
     watchdog: Watchdog = Watchdog()

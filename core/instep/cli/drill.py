@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--raise", action="append", default=[], metavar="R@S", help="raise an exception on rank R in step S")
     out.add_argument("--hang", action="append", default=[], metavar="R@S", help="SIGSTOP rank R in step S")
     out.add_argument("--seed", type=int, default=0, help="seeds the script and the places of the faults (default 0)")
-    out.add_argument("--backend", default="gloo", choices=["gloo"], help="the backend of the job (default gloo)")
+    out.add_argument("--backend", default="gloo", choices=["gloo", "nccl"], help="the backend of the job (default gloo)")
     out.add_argument("--config", metavar="FILE", help="the configuration, as for instep run")
     out.add_argument("--report-dir", metavar="DIR", help="keep the incidents of the run with faults in DIR")
     out.add_argument("--json", action="store_true", help="print the verdict as one JSON object and nothing else")

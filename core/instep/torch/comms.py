@@ -14,11 +14,13 @@ from instep.plugins import LoadedPlugins
 from instep.torch.gate import Gate
 from instep.torch.handle import Handle
 from instep.torch.ops import OPS
+from instep.torch.plain_handle import PlainHandle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from instep.messages import Message
+    from instep.torch.gate import AnyHandle
 
 
 class Comms:
@@ -32,16 +34,16 @@ class Comms:
         self.book: AddressBook | None = None
         gate.connect = self.connect
 
-    def among(self, handles: Sequence[Handle]) -> tuple[Group, ...]:
-        """The groups of those handles that have peers, in the order in which they were made."""
-        return tuple(h.group for h in handles if h.size() > 1)
+    def among(self, handles: "Sequence[AnyHandle]") -> tuple[Group, ...]:
+        """The groups of those handles that are to be connected, in the order in which they were made."""
+        return tuple(h.group for h in handles if h.connects)
 
     def announce(self, groups: Sequence[Group]) -> dict[str, Json]:
         """What peers must know to connect these groups, by plugin."""
         answers = [(plugin, run()) for plugin, run in self._plugins.each("announce", groups=groups)]
         return {plugin: dict(notes) for plugin, notes in answers if isinstance(notes, Mapping)}
 
-    def connect(self, handle: Handle) -> Communicator:
+    def connect(self, handle: "AnyHandle") -> Communicator:
         """Connect one group while the job is live."""
         group, book = handle.group, self.book
         if book is None:
@@ -61,7 +63,8 @@ class Comms:
         """The communicators in a plugin's answer. Raises ``PluginError`` when nobody answered, or not as asked."""
         if answer is None:
             raise PluginError(
-                f"no enabled plugin connects backend {request.backend!r}: enable one (for gloo: pip install 'instep[init-gloo]')"
+                f"no enabled plugin connects backend {request.backend!r}: pip install 'instep[init-{request.backend}]' and set "
+                f"plugins.init_{request.backend} = true"
             )
         plugin, communicators = answer
         if not isinstance(communicators, Sequence) or len(communicators) != len(request.groups):
@@ -83,12 +86,22 @@ class Comms:
             return [data]
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         rows = [torch.empty_like(own) for _ in range(self._world_size)]
-        self._gate.forward(self._gate.handles[0], OPS["allgather"], ([rows], [own]), {}, rows, observe=False).wait()
+        control = self._gate.handles[0]
+        assert isinstance(control, Handle)
+        self._gate.forward(control, OPS["allgather"], ([rows], [own]), {}, rows, observe=False).wait()
         return [bytes(row.tolist()) for row in rows]
 
     def _request(self, backend: str, groups: Sequence[Group], book: AddressBook) -> CommsRequest:
-        check = self._board.checker(book.incarnation)
-        return CommsRequest(backend=backend, rank=self._rank, incarnation=book.incarnation, groups=groups, book=book, check=check)
+        names = {group.name for group in groups}
+        return CommsRequest(
+            backend=backend,
+            rank=self._rank,
+            incarnation=book.incarnation,
+            groups=groups,
+            book=book,
+            check=self._board.checker(book.incarnation),
+            options={h.label: h.options for h in self._gate.handles if isinstance(h, PlainHandle) and h.label in names},
+        )
 
     def _gathered(self, group: Group, book: AddressBook) -> AddressBook:
         incarnation = self._board.current

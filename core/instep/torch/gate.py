@@ -4,9 +4,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Work
 
@@ -22,6 +23,9 @@ from instep.torch.works import Arrived, FailableWork, finished
 
 if TYPE_CHECKING:
     from instep.torch.handle import Handle
+    from instep.torch.plain_handle import PlainHandle
+
+    AnyHandle: TypeAlias = "Handle | PlainHandle"
 
 log = logging.getLogger(__name__)
 _NOTICE = 1.0
@@ -43,8 +47,8 @@ class Gate:
     def __init__(self, board: Board, header: Header, tape: Tape, *, loopback: bool) -> None:
         self.board, self.header, self.tape = board, header, tape
         self.loopback = loopback
-        self.connect: Callable[[Handle], Communicator] = _unconnected
-        self.handles: list[Handle] = []
+        self.connect: Callable[[AnyHandle], Communicator] = _unconnected
+        self.handles: list[AnyHandle] = []
         self.proxies: set[FailableWork] = set()
         self.body = False
         self.recording = False
@@ -102,7 +106,7 @@ class Gate:
         try:
             inner: Work = getattr(communicator.group, op.name)(*args, **kwargs)
         except RuntimeError as error:
-            if _TRANSPORT in str(error):
+            if transport(error):
                 self.failed(f"{handle.label} {op.name}", error)
             if self.board.noticed_within(0.05):
                 raise Interrupted(f"{op.name} on {handle.label}") from None
@@ -165,7 +169,7 @@ class Gate:
         if old:
             self._graveyard.bury(old, works)
 
-    def forget(self, handle: "Handle") -> None:
+    def forget(self, handle: "AnyHandle") -> None:
         """Drop a destroyed handle."""
         if handle in self.handles:
             self.handles.remove(handle)
@@ -207,5 +211,10 @@ class Gate:
         return Arrived(*sender) if sender else finished(outputs)
 
 
-def _unconnected(handle: "Handle") -> Communicator:
+def transport(error: BaseException) -> bool:
+    """Whether an error comes from a connection: the peer is the cause, most likely, not who ran into it."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and _TRANSPORT in str(error))
+
+
+def _unconnected(handle: "AnyHandle") -> Communicator:
     raise CommsError(f"process group {handle.label!r} is made before the job is joined")

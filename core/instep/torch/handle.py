@@ -44,6 +44,16 @@ class Handle(dist.ProcessGroup):
                 gate.forget(self)
                 raise
 
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """The group that c10d knows: itself."""
+        return self
+
+    @property
+    def connects(self) -> bool:
+        """Whether it is to be connected: alone it needs nobody."""
+        return self.size() > 1
+
     def rank(self) -> int:
         """Own rank in the group."""
         return self._rank

@@ -3,17 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
-
 from instep.board import Board
 from instep.config import Config
 from instep.errors import InstepError, PluginError
 from instep.hooks import Job
 from instep.messages import Hello, Message, Setup, Welcome
-from instep.model import Address
+from instep.model import Address, Group
 from instep.plugins import LoadedPlugins
-from instep.torch import routing
 from instep.torch.comms import Comms
 
 _FIRST_WORDS = 60.0
@@ -48,9 +44,9 @@ def start_plugins(plugins: LoadedPlugins, job: Job) -> Address:
     return Address(rank=job.rank, birth=job.birth, host=job.host, ports=ports)
 
 
-def say_hello(board: Board, comms: Comms, address: Address, *, world_size: int, tell: Callable[[Message], None]) -> Welcome:
-    """Introduce this birth. The first births of a job wait here for all ranks."""
-    notes = comms.announce([routing.world_group(world_size)])
+def say_hello(board: Board, comms: Comms, address: Address, *, first: Group, tell: Callable[[Message], None]) -> Welcome:
+    """Introduce this birth, which announces the group that is made ``first``. The first births of a job wait here for all ranks."""
+    notes = comms.announce([first])
     tell(Hello(rank=address.rank, birth=address.birth, address=address, notes=notes))
     board.wait(lambda b: b.welcome is not None, what="all ranks to call instep.init()")
     welcome = board.welcome
@@ -58,8 +54,3 @@ def say_hello(board: Board, comms: Comms, address: Address, *, world_size: int, 
         raise InstepError("the agent sent no welcome")
     comms.book = welcome.book
     return welcome
-
-
-def make_world(*, rank: int, world_size: int) -> None:
-    """Make the default process group, a handle, without a message."""
-    dist.init_process_group(routing.BACKEND, store=HashStore(), rank=rank, world_size=world_size)

@@ -71,9 +71,10 @@ class LocalRank:
         self.comms = Comms(self.board, self.gate, self.plugins, rank=self.rank, world_size=self.world_size, tell=self.tell)
         job = Job(self.rank, self.world_size, self.local_rank, self._birth, _HOST, self._secret)
         self._address = joining.start_plugins(self.plugins, job)
-        self._welcomed(joining.say_hello(self.board, self.comms, self._address, world_size=self.world_size, tell=self.tell))
+        first = routing.first_group(self.world_size, self.config.backend)
+        self._welcomed(joining.say_hello(self.board, self.comms, self._address, first=first, tell=self.tell))
         self._routing = routing.Routing(self.gate)
-        joining.make_world(rank=self.rank, world_size=self.world_size)
+        routing.make_world(self.gate, rank=self.rank, size=self.world_size, backend=self.config.backend)
         self.gate.recording = not self.gate.loopback
         self.unwinder = Unwinder(self.board)
         self.lifecycle = Lifecycle(self.board, self.plugins, self, self.tell, time.monotonic)

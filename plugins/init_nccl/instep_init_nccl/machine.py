@@ -7,12 +7,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 
-def _space(path: Path) -> int | None:
+def disk_space(path: Path) -> int | None:
+    """Bytes of the file system at a path; ``None`` if there is none."""
     try:
         told = os.statvfs(path)
     except OSError:
         return None
     return told.f_frsize * told.f_blocks
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A soft limit; ``soft`` is ``None`` where there is none, or where it is unknown."""
+
+    soft: int | None
+    unknown: bool
 
 
 @dataclass(frozen=True)
@@ -24,7 +33,7 @@ class Machine:
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=dict)
-    space: Callable[[Path], int | None] = _space
+    space: Callable[[Path], int | None] = disk_space
 
     def real(self, path: str | Path) -> Path:
         """Where the file of the machine lies for this process."""
@@ -58,10 +67,10 @@ class Machine:
                     return path
         return None
 
-    def limit(self, name: str) -> int | None:
-        """The soft limit of this process, as /proc/self/limits names it (``Max locked memory``); ``None`` is unlimited or unknown."""
+    def limit(self, name: str) -> "Limit":
+        """The soft limit of this process, as /proc/self/limits names it (``Max locked memory``)."""
         row = re.search(rf"^{re.escape(name)}\s+(\d+|unlimited)\s", self.text("/proc/self/limits") or "", re.MULTILINE)
-        return int(row[1]) if row and row[1].isdigit() else None
+        return Limit(soft=int(row[1]) if row and row[1].isdigit() else None, unknown=row is None)
 
     def size(self, folder: str) -> int | None:
         """Bytes of the file system that holds a folder; ``None`` if it cannot be told."""

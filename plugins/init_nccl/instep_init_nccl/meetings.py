@@ -68,6 +68,7 @@ class Meetings:
             return None
         hello = Hello.decode(payload)
         if magic in self._over:
+            self.drop()
             return _refusal(magic, hello) if hello.rank == hello.root else None
         alone = hello.ranks == 1
         if hello.roots != hello.ranks or hello.root not in range(hello.roots) or hello.rank not in (hello.root, hello.root + 1):
