@@ -19,7 +19,11 @@ Tree = dict[str, object]
 
 
 def tree(
-    *, kinds: Mapping[str, str] = {}, tensors: Mapping[str, object] = {}, buffers: Mapping[str, object] = {}, objects: Mapping[str, object] = {}
+    *,
+    kinds: Mapping[str, str] = {},
+    tensors: Mapping[str, object] = {},
+    buffers: Mapping[str, object] = {},
+    objects: Mapping[str, object] = {},
 ) -> Tree:
     """A tree with all four branches."""
     return {"kinds": dict(kinds), "tensors": dict(tensors), "buffers": dict(buffers), "objects": dict(objects)}
@@ -44,8 +48,8 @@ class ShardGroup(Protocol):
     def tree(self) -> Tree:
         """The present state. Tensors are the live ones: contiguous ones are received into in place."""
 
-    def check(self, tree: Tree) -> None:
-        """Raise ``UsageError`` if a donor's state cannot be that of this rank. Changes nothing."""
+    def fit(self, theirs: Tree) -> Tree:
+        """Own tree for a donor's to be laid over. Raises ``UsageError`` if that cannot be this rank's state; changes nothing."""
 
     def load(self, tree: Tree) -> None:
         """Take a donor's state over. What is under ``tensors`` and ``buffers`` has been written in place already."""
