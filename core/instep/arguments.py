@@ -68,7 +68,23 @@ class CommsRequest:
 
 
 class SharedState(Protocol):
-    """The shared state of this rank as a schema (bytes) and a flat list of contiguous tensors."""
+    """One shard group's state on this rank, as a schema (bytes) and a flat list of contiguous tensors.
+
+    All ranks in ``replicas`` hold equal bytes of it. ``name`` is the same on all of them and on no other rank. ``layouts`` tells whether
+    every replica must learn the donor's schema and ``align`` to it, though it restores nothing.
+    """
+
+    @property
+    def name(self) -> str:
+        """Key of this group in ``Plan.donors``."""
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """Global ranks with equal copies, ascending, this one among them."""
+
+    @property
+    def layouts(self) -> bool:
+        """Whether the schema carries gradient bucket layouts."""
 
     def describe(self) -> tuple[bytes, Sequence["Tensor"]]:
         """Donor: the schema of all shared state, and its tensors in schema order."""
@@ -90,6 +106,7 @@ class SharedState(Protocol):
 class Recovery:
     """One attempt of a recovery on one rank, handed to each phase after the communicators are up.
 
+    ``shards`` are the shard groups that this rank is a replica of; ranks may have different ones, and in a sharded job they do.
     ``check`` raises ``Interrupted`` once a newer fault is known: call it in every wait. ``gather`` is a world all-gather of
     short byte strings of equal length. ``point`` names a place where a test may inject a fault.
     """
@@ -99,7 +116,7 @@ class Recovery:
     fresh: bool
     torn: bool
     secret: bytes
-    state: SharedState
+    shards: Sequence[SharedState]
     check: Callable[[], None]
     gather: Callable[[bytes], Sequence[bytes]]
     point: Callable[[str], None]

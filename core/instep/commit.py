@@ -4,12 +4,14 @@ A rank cut in the barrier acknowledges from inside ``__enter__``: if the plan is
 unwinds at ``__exit__``; if the plan is s it unwinds at once. Without record and barrier, random kills lose bitwise equality.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from instep.agent.barrier import CODES
 from instep.agent.records import State
-from instep.errors import Interrupted, UsageError
+from instep.errors import CommsError, Interrupted, UsageError
 from instep.messages import Committed
 from instep.model import Role, Status
 
@@ -22,12 +24,16 @@ _SLICE = 0.005
 
 
 class Commit:
-    """``with session.commit(): optimizer.step()`` moves shared state from step s to s+1 on all ranks, or on none."""
+    """``with session.commit(): optimizer.step()`` moves shared state from step s to s+1 on all ranks, or on none.
+
+    With adapters protected it is their optimizer's step that opens the body (``update``) and hands out what it changed (``publish``):
+    what comes before in the ``with`` may still talk to other ranks. See ``instep.torch.adapter``.
+    """
 
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
-        self._inside = False
-        self._rolling = False
+        self._entered = self._inside = self._masked = self._rolling = False
+        self._unpublished: CommsError | None = None
 
     def __enter__(self) -> None:
         s = self._engine
@@ -35,6 +41,66 @@ class Commit:
         s.gate.check()
         s.local.detect()
         s.point("record")
+        self._entered = True
+        if not s.state.adapters:
+            try:
+                self._open()
+            except BaseException:
+                self._leave()
+                raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if error is None:
+                if not self._inside:
+                    raise UsageError(
+                        f"the commit of step {self._engine.step} is empty: call optimizer.step() of the protected adapter in it"
+                    )
+                self._examine()
+                self._inside = self._engine.gate.body = False
+                self._advance()
+        finally:
+            self._leave()
+        if error is None:
+            self._deliver()
+
+    @contextmanager
+    def update(self) -> Iterator[None]:
+        """See ``adapter.Port``."""
+        s = self._engine
+        if not self._entered or self._inside:
+            raise UsageError(
+                f"optimizer.step() of a protected adapter {'twice in' if self._inside else 'outside of'} a commit, in step {s.step}: "
+                "it stands once inside `with session.commit()`"
+            )
+        self._open()
+        yield
+        s.standing.status = Status.APPLIED
+        s.point("applied")
+
+    def publish(self, run: Callable[[], object]) -> None:
+        """See ``adapter.Port``. A rank that rolls forward has nobody to talk to: all ranks publish in the recovery."""
+        s = self._engine
+        if not self._inside:
+            raise UsageError("an adapter published outside of its commit's body")
+        s.standing.unpublished = True
+        if self._rolling:
+            return
+        s.gate.body = False
+        try:
+            run()
+        except Interrupted:
+            return
+        except CommsError as error:
+            self._unpublished = error
+            return
+        finally:
+            s.gate.body = True
+        s.standing.unpublished = False
+
+    def _open(self) -> None:
+        """Record, barrier, body: from here on only local updates, and no way back."""
+        s = self._engine
         s.standing.at(State.COMMIT)
         self._follow()
         with s.unwinder.library():
@@ -43,32 +109,14 @@ class Commit:
         s.point("prepared")
         s.gate.check()
         s.unwinder.mask()
-        try:
-            self._rolling = not barrier(s, done=False)
-            if self._rolling and not self._may_roll_forward():
-                raise Interrupted("cut in the commit barrier")
-        except BaseException:
-            s.unwinder.unmask()
-            raise
+        self._masked = True
+        self._rolling = not barrier(s, done=False)
+        if self._rolling and not self._may_roll_forward():
+            raise Interrupted("cut in the commit barrier")
         self._inside = s.gate.body = True
         s.standing.status = Status.TORN
         s.standing.at(State.BODY)
-        try:
-            s.point("body")
-        except BaseException:
-            self._leave()
-            raise
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            if error is None:
-                self._examine()
-                self._inside = self._engine.gate.body = False
-                self._advance()
-        finally:
-            self._leave()
-        if error is None:
-            self._deliver()
+        s.point("body")
 
     @property
     def inside(self) -> bool:
@@ -78,12 +126,15 @@ class Commit:
     def forget(self) -> None:
         """The block unwound: no body is running."""
         if self._inside:
-            self._inside = self._engine.gate.body = False
-        self._rolling = False
+            self._engine.gate.body = False
+        self._entered = self._inside = self._masked = self._rolling = False  # the unwinder has forgotten its sections
+        self._unpublished = None
 
     def _leave(self) -> None:
-        self._inside = self._engine.gate.body = False
-        self._engine.unwinder.unmask()
+        self._entered = self._inside = self._engine.gate.body = False
+        if self._masked:
+            self._masked = False
+            self._engine.unwinder.unmask()
 
     def _examine(self) -> None:
         s = self._engine
@@ -114,6 +165,9 @@ class Commit:
             self._rolling = False
             raise Interrupted("rolled forward")
         s.gate.check()
+        if self._unpublished is not None:
+            error, self._unpublished = self._unpublished, None
+            raise error
         if s.board.current == 0 and s.step == s.start + 1 and s.world_size > 1:
             s.state.agree_on_moved(s.local.comms.gather)
         s.end_at_limit()
@@ -134,7 +188,7 @@ class Commit:
             raise UsageError(
                 "session.commit() outside a recoverable block: steps are committed inside the function that @session.recoverable decorates"
             )
-        if self._inside:
+        if self._entered:
             raise UsageError(f"nested session.commit() in step {s.step}: a step is one commit")
         s.off_main_thread("session.commit()")
         if s.state.shared.joining():

@@ -21,12 +21,15 @@ POINTS = {
     "loader": "a batch is being delivered",
     "forward": "behind the first layer of the forward pass",
     "backward": "at the gradient of that layer's output",
+    "issue": "a collective is about to be issued",
     "collective": "a collective was just issued",
+    "complete": "a collective was just completed",
     "record": "at the entry of the commit, before anything is written",
     "prepared": "the private record is written, the barrier not entered",
     "barrier": "the barrier of the commit is issued, not waited for",
     "body": "inside the commit, before any update",
     "amid": "inside optimizer.step, with the first parameter group updated and the others not",
+    "applied": "behind the local update of an adapter's optimizer, nothing handed out yet",
     "after": "at the end of the commit's body, all updated",
     "done": "the block has returned and is not released",
     "setup": "in a recovery: init() of a replacement",
@@ -36,6 +39,8 @@ POINTS = {
     "verify": "in a recovery: state is about to be compared",
 }
 """Every point, and where in a step it lies."""
+COLLECTIVE = ("issue", "collective", "complete")
+"""Points around each collective. ``issue#3`` is the one of the third collective that the rank issues in its step."""
 
 
 class InjectedFault(RuntimeError):  # noqa: N818 - a fault on purpose, not an error of anybody
@@ -54,6 +59,7 @@ class Injections:
         self._pending = [i for i in pending if i.rank == rank and i.birth in (None, birth)]
         self._tell = tell
         self._working: Callable[[], int | None] = lambda: -1
+        self._issued = 0
 
     def __bool__(self) -> bool:
         """Whether anything is left to fire."""
@@ -65,14 +71,22 @@ class Injections:
 
     def at(self, point: str, step: int) -> None:
         """Fire what is placed here; costs nothing once all have fired. Raises ``InjectedFault``, or kills or stops the process."""
-        if not self._pending or (point == "collective" and self._working() is None):
+        if not self._pending or (point in COLLECTIVE and self._working() is None):
             return
-        for injection in self._pending:
-            if injection.step in (None, step) and point in injection.point.split("|"):
-                self._pending.remove(injection)
-                self._tell(Fired(id=injection.id, at=time.monotonic()))
-                _act(injection, point, step)
-                return
+        if point in ("step", "issue"):
+            self._issued = 0 if point == "step" else self._issued + 1
+        if (injection := self._placed(point, step)) is not None:
+            self._pending.remove(injection)
+            self._tell(Fired(id=injection.id, at=time.monotonic()))
+            _act(injection, point, step)
+
+    def expects(self, point: str, step: int) -> bool:
+        """Whether the next call of ``at`` with these arguments fires."""
+        return bool(self._pending) and self._working() is not None and self._placed(point, step) is not None
+
+    def _placed(self, point: str, step: int) -> Injection | None:
+        names = {point, f"{point}#{self._issued}"} if point in COLLECTIVE else {point}
+        return next((i for i in self._pending if i.step in (None, step) and not names.isdisjoint(i.point.split("|"))), None)
 
     def wants(self, *points: str) -> bool:
         """Whether an injection at one of these points is left."""

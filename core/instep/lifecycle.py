@@ -48,6 +48,13 @@ class Local(Protocol):
     def recovery(self, plan: Plan) -> Recovery:
         """The argument of the later phases."""
 
+    @property
+    def publishes(self) -> bool:
+        """Whether anything is derived from restored state."""
+
+    def publish(self) -> None:
+        """Derive it, together with all other ranks."""
+
     def reload(self, step: int) -> None:
         """Private state back from the record."""
 
@@ -154,6 +161,9 @@ class Lifecycle:
         check()
         self._timed("restore_state", "core", functools.partial(self._answer, "restore_state", recovery))
         check()
+        if self._local.publishes:
+            self._timed("publish", "core", self._published)
+            check()
         self._timed("resume_data", "core", functools.partial(self._resume, recovery))
         check()
         for plugin, verify in self._plugins.each("verify", recovery=recovery):
@@ -171,6 +181,10 @@ class Lifecycle:
         if answer is None:
             raise PluginError(f"no enabled plugin answered {hook}: enable one (pip install 'instep[state-replica]')")
         return answer
+
+    def _published(self) -> tuple[str, object]:
+        self._local.publish()
+        return "core", None
 
     def _resume(self, recovery: Recovery) -> tuple[str, object]:
         self._local.reload(recovery.plan.step)

@@ -75,8 +75,8 @@ class Vote(Value):
     """One rank's acknowledgement that it is quiet, and what it holds.
 
     ``step`` counts committed steps: a rank that is ``clean`` at s holds shared state after s commits. ``groups`` are the process
-    groups it is a member of, in the order it made them; ``shards`` maps each piece of its state to the ranks with bitwise equal
-    copies.
+    groups it is a member of, in the order it made them; ``shards`` maps each shard group of its state to the ranks with bitwise equal
+    copies; ``copies`` maps shard groups, own ones and others', to the steps of which it keeps a complete copy beside the live state.
     """
 
     rank: int
@@ -88,6 +88,7 @@ class Vote(Value):
     groups: tuple[Group, ...]
     address: Address
     shards: Mapping[str, tuple[int, ...]] = {}
+    copies: Mapping[str, tuple[int, ...]] = {}
     notes: Mapping[str, Json] = {}
 
 
@@ -102,7 +103,8 @@ class Role(StrEnum):
 class Plan(Value):
     """The outcome of a vote, equal on every rank: which step goes on, who restores, who donates, who is where.
 
-    ``donors`` maps each shard group to the ranks that send it, ascending; empty where nobody restores it.
+    ``donors`` maps each shard group to the ranks that send it, ascending; empty where nobody restores it. They send the shard groups
+    in ``copied`` from their copies of ``step``, all others from what is live. ``checkpoint`` names the one that all ranks load instead.
     """
 
     incarnation: int
@@ -111,6 +113,8 @@ class Plan(Value):
     roles: tuple[Role, ...]
     donors: Mapping[str, tuple[int, ...]]
     book: AddressBook
+    copied: tuple[str, ...] = ()
+    checkpoint: str = ""
 
 
 class Unrecoverable(Value):

@@ -38,7 +38,7 @@ def plan(votes: Sequence[Vote]) -> Plan | Unrecoverable:
     behind = [v.rank for v in ordered if v.block != block]
     if behind:
         return Unrecoverable(incarnation=incarnation, why=f"ranks {behind} are not in block {block} ({_census(ordered)})")
-    if why := _different_groups(ordered):
+    if why := _different_groups(ordered) or _different_replicas(ordered):
         return Unrecoverable(incarnation=incarnation, why=why)
     roles = tuple(role(vote, block, step) for vote in ordered)
     donors = _donors(ordered, roles)
@@ -82,6 +82,16 @@ def _different_groups(votes: Sequence[Vote]) -> str | None:
                     f"process group {name!r} over ranks {list(ranks)} exists on rank {min(members)} but not on ranks {lacking}: "
                     "a replacement must make the same groups in the same order before its block"
                 )
+    return None
+
+
+def _different_replicas(votes: Sequence[Vote]) -> str | None:
+    told: dict[str, tuple[int, ...]] = {}
+    for vote in votes:
+        for name, replicas in vote.shards.items():
+            first = told.setdefault(name, replicas)
+            if first is not replicas and first != replicas:
+                return f"shard group {name!r} is on ranks {list(first)} for one rank and on {list(replicas)} for rank {vote.rank}"
     return None
 
 

@@ -84,7 +84,7 @@ class Session:
         """
         if self._engine.entered or self._engine.running:
             raise UsageError(f"session.protect({', '.join(objects)}) after the first block started: protect everything before it")
-        protect(self._engine.local, objects, private or {})
+        protect(self._engine.local, self._commit, objects, private or {})
 
     def recoverable(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate the training loop: after a fault it is called again at the last commit."""

@@ -15,6 +15,8 @@ class Standing:
     block: int = 0
     step: int = 0
     status: Status = Status.CLEAN
+    unpublished: bool = False
+    """Whether what peers must get of the last update has not reached all of them."""
 
     def begin(self) -> None:
         """Show a process that sets up, in no incarnation yet."""
@@ -41,6 +43,6 @@ class Standing:
 
     def moved_to(self, block: int, step: int) -> None:
         """Stand, clean, where a plan says."""
-        self.block, self.step, self.status = block, step, Status.CLEAN
+        self.block, self.step, self.status, self.unpublished = block, step, Status.CLEAN, False
         self.header.put("block", block)
         self.header.put("step", step)

@@ -33,14 +33,15 @@ class Placing:
 
         Args:
             step: the step that the rank works on, from 0; ``None`` for any, which suits phases of a recovery.
-            phase: one of ``instep.injection.POINTS``, alternatives joined with ``|``: the first that is reached counts.
+            phase: one of ``instep.injection.POINTS``, alternatives joined with ``|``: the first that is reached counts. ``issue#3`` is
+                the third collective of the step.
             mark: instead of a phase, a place of the script's own, which calls ``instep.testing.point(mark)``.
 
         Raises:
             UsageError: there is no such phase, or the step is negative.
         """
         for name in () if mark is not None else phase.split("|"):
-            if name not in POINTS:
+            if name.partition("#")[0] not in POINTS:
                 raise UsageError(f"there is no phase '{name}'; {suggest(name, POINTS)}")
         if step is not None and step < 0:
             raise UsageError(f"step {step}: steps count from 0")

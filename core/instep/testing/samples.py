@@ -22,29 +22,32 @@ WIDTH = 64
 class SampleState:
     """The shared state of a rank after ``steps`` steps: a small network and its AdamW. torch is imported when a hook first asks."""
 
+    name, layouts = "replica", True
+    replicas: tuple[int, ...] = ()
+
     def __init__(self, steps: int) -> None:
         self.steps = steps
         self._shared: Shared | None = None
 
     def describe(self) -> "tuple[bytes, Sequence[Tensor]]":
         """The schema and the tensors of what this rank holds."""
-        return self.real().describe()
+        return self.real().world.describe()
 
     def destination(self, schema: bytes, *, staged: bool) -> "Sequence[Tensor]":
         """Tensors to receive into."""
-        return self.real().destination(schema, staged=staged)
+        return self.real().world.destination(schema, staged=staged)
 
     def accept(self) -> None:
         """Take over what arrived."""
-        self.real().accept()
+        self.real().world.accept()
 
     def align(self, schema: bytes) -> None:
         """Bring reducers to the donor's layout."""
-        self.real().align(schema)
+        self.real().world.align(schema)
 
     def digest(self) -> int:
         """Digest of all shared state."""
-        return self.real().digest()
+        return self.real().world.digest()
 
     def damage(self) -> None:
         """Change one value, as a bad memory cell would."""
@@ -115,6 +118,8 @@ def incident() -> IncidentReport:
 def recovery(me: Rank, *, plan: Json, fresh: bool, seconds: float) -> Recovery:
     """One attempt on this rank, towards ``plan``."""
     state = me.kept.setdefault("state", SampleState(STEP))
+    if isinstance(state, SampleState):
+        state.replicas = tuple(range(me.size))
     points: list[str] = []
     me.kept["points"] = points
     return Recovery(
@@ -123,7 +128,7 @@ def recovery(me: Rank, *, plan: Json, fresh: bool, seconds: float) -> Recovery:
         fresh=fresh,
         torn=False,
         secret=SECRET,
-        state=state,  # type: ignore[arg-type]
+        shards=(state,),  # type: ignore[arg-type]
         check=me.check,
         gather=me.gather,
         point=points.append,

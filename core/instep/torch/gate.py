@@ -55,6 +55,7 @@ class Gate:
         self.broken = self._waits = False
         self.observer: Callable[[str, int, Sequence[Tensor]], None] | None = None
         self.point: Callable[[str], None] = lambda _name: None
+        self.expects: Callable[[str], bool] = lambda _name: False
         self._open: deque[FailableWork] = deque()
         self._graveyard = Graveyard()
         self._collectives = 0
@@ -90,8 +91,12 @@ class Gate:
         self._collectives += 1
         self.header.put("collectives", self._collectives)
         observe = self.observer is not None and not frames.bucket_rebuild()
+        self.point("issue")
         work = self.forward(handle, op, args, kwargs, outputs, observe=observe)
         self.point("collective")
+        if self.expects("complete"):
+            work.wait()
+            self.point("complete")
         if self.recording:
             self._record(handle, op, work, outputs)
         return work

@@ -55,7 +55,7 @@ class LocalRank:
         self.standing = Standing(header, step=step, status=Status.FRESH if fresh else Status.CLEAN)
         self.standing.begin()
         self.barrier = NodeBarrier(channel.barrier, rank=self.local_rank, size=self.world_size)
-        self.state = RankState(channel.record)
+        self.state = RankState(channel.record, rank=self.rank, world_size=self.world_size)
         self.gate = Gate(self.board, header, Tape(channel.setup), loopback=fresh)
         self.state.watch(self.gate)
         self.control = Control(self.board, header)
@@ -86,7 +86,7 @@ class LocalRank:
         self.once, self.finished = welcome.once, welcome.finished
         self.injections = Injections(welcome.injections, self.rank, self._birth, self.tell)
         self._uninstall = self.injections.install(lambda: self.standing.step if self._engine.running else None)
-        self.gate.point = self.point
+        self.gate.point, self.gate.expects = self.point, self.expects
         if (drill := self.config.drill) is not None:
             rng.seed_all(drill.seed * 1009 + self.rank)
             self.state.ledger = Ledger(drill.directory, self.rank)
@@ -120,6 +120,10 @@ class LocalRank:
         """Let an injection fire."""
         if self.injections:
             self.injections.at(name, self.standing.step)
+
+    def expects(self, name: str) -> bool:
+        """Whether an injection fires at this point."""
+        return bool(self.injections) and self.injections.expects(name, self.standing.step)
 
     def delivered(self) -> None:
         """A batch is about to be delivered: the third place where an interruption lands."""
@@ -180,16 +184,17 @@ class LocalRank:
     def vote(self, incarnation: int) -> Vote:
         """What this rank holds now. A vote from inside a commit leaves out groups made in the block: they go before it is repeated."""
         groups, standing = self.comms.among(self.gate.handles[: self._mark[0] or None]), self.standing
+        self.state.complete()
         return Vote(
             rank=self.rank,
             birth=self._birth,
             incarnation=incarnation,
             block=standing.block,
             step=standing.step,
-            status=standing.status,
+            status=Status.UNPUB if standing.unpublished and standing.status is Status.CLEAN else standing.status,
             groups=groups,
             address=self._address,
-            shards={"replica": tuple(range(self.world_size))},
+            shards={share.name: share.replicas for share in self.state.shared.shares()},
             notes={**self.comms.announce(groups), **self.state.notes()},
         )
 
@@ -222,12 +227,21 @@ class LocalRank:
             fresh=self.standing.status is Status.FRESH,
             torn=self.standing.status is Status.TORN,
             secret=self._secret,
-            state=Receiving(self.state.shared, self._tearing),
+            shards=tuple(Receiving(share, self._tearing) for share in self.state.shared.shares()),
             check=self.board.checker(plan.incarnation),
             gather=self.comms.gather,
             point=self.point,
             deadline=time.monotonic() + self.config.deadlines.restore,
         )
+
+    @property
+    def publishes(self) -> bool:
+        """Whether an adapter derives parameters from shards."""
+        return bool(self.state.adapters)
+
+    def publish(self) -> None:
+        """What is derived from restored shards; see ``Adapter.publish``."""
+        self.state.publish()
 
     def reload(self, step: int) -> None:
         """Private state back from the record."""

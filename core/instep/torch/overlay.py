@@ -81,7 +81,7 @@ class Incoming:
         self._blanks: list[Tensor] = []
         self._own: list[Tensor | None] = []
         self.landing: list[Tensor] = []
-        self.theirs = codec.outline(schema.state, self._blank)
+        self.theirs = _tree(codec.outline(schema.state, self._blank))
 
     def place(self, own: object, *, staged: bool) -> None:
         """Choose the landing places: tensors of ``own``, this rank's tree, where they fit, unless ``staged``.
@@ -108,10 +108,10 @@ class Incoming:
                 self.landing.append(mine.detach())
         self._check_fixed()
 
-    def settle(self) -> object:
+    def settle(self) -> dict[str, object]:
         """Copy what landed elsewhere to the own tensors. Returns the donor's tree with this rank's tensors."""
         final = [landing if own is None else own for own, landing in zip(self._own, self.landing, strict=True)]
-        tree = codec.decode(self._schema.state, [final[place] for place in self._schema.places])
+        tree = _tree(codec.decode(self._schema.state, [final[place] for place in self._schema.places]))
         with torch.no_grad():
             for own, landing in zip(self._own, self.landing, strict=True):
                 if own is not None and own.data_ptr() != landing.data_ptr():
@@ -154,6 +154,12 @@ def _pair(theirs: object, own: object, found: dict[int, Tensor]) -> None:
     elif isinstance(theirs, list | tuple | deque) and isinstance(own, list | tuple | deque):
         for a, b in zip(theirs, own, strict=False):
             _pair(a, b, found)
+
+
+def _tree(value: object) -> dict[str, object]:
+    if isinstance(value, dict):
+        return value
+    raise InstepError("the donor's schema is damaged: it is no tree of named state")
 
 
 def _look(value: object) -> str:

@@ -8,13 +8,17 @@ from torch import nn
 
 from instep.errors import UsageError
 from instep.torch import loaders
+from instep.torch.adapter import Adapter, Port
 
 if TYPE_CHECKING:
     from instep.torch.local import LocalRank
 
 
-def protect(local: "LocalRank", objects: Mapping[str, object], private: Mapping[str, object]) -> None:
-    """Take ``objects`` as shared state, loaders and generators among them and everything in ``private`` as private state."""
+def protect(local: "LocalRank", port: Port, objects: Mapping[str, object], private: Mapping[str, object]) -> None:
+    """Take ``objects`` as shared state, loaders and generators among them and everything in ``private`` as private state.
+
+    Adapters split their optimizer's step around ``port``.
+    """
     state = local.state
     for name, obj in [*objects.items(), *private.items()]:
         if name in state.protected:
@@ -24,6 +28,10 @@ def protect(local: "LocalRank", objects: Mapping[str, object], private: Mapping[
         cursor = loaders.adopt(name, obj, on_delivery=local.delivered)
         if cursor is not None:
             state.add_cursor(name, cursor)
+            continue
+        if isinstance(obj, Adapter):
+            obj.attach(port, rank=local.rank, world_size=local.world_size)
+            state.add_adapter(name, obj)
             continue
         state.shared.add(name, obj)
         if isinstance(obj, nn.Module):

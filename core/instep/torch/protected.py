@@ -8,6 +8,7 @@ from collections.abc import Mapping, MutableMapping, MutableSequence, MutableSet
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from instep.errors import UsageError
@@ -41,7 +42,7 @@ class OptimizerState:
     """An optimizer: its state for each parameter and every value of its groups, exactly as the donor has them.
 
     State that this rank has not allocated is made, other state is dropped. Dtypes stay those of the donor, which
-    ``Optimizer.load_state_dict`` does not promise.
+    ``Optimizer.load_state_dict`` does not promise. The state of sharded parameters is left out: it is in groups of its own.
     """
 
     def __init__(self, name: str, optimizer: Optimizer) -> None:
@@ -51,7 +52,7 @@ class OptimizerState:
         """State by number of the parameter, groups without their parameters, and state under other keys."""
         state = self._optimizer.state
         return {
-            "state": [state.get(p) for p in self._parameters()],
+            "state": [self.of(p) for p in self._replicated()],
             "groups": [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups],
             "sizes": [len(group["params"]) for group in self._optimizer.param_groups],
             "other": {key: state[key] for key in self._others()},
@@ -73,21 +74,34 @@ class OptimizerState:
             parameters = group["params"]
             group.clear()
             group.update(params=parameters, **values)
+        for parameter, values in zip(self._replicated(), tree["state"], strict=True):
+            self.put(parameter, values)
         state = self._optimizer.state
-        for parameter, values in zip(self._parameters(), tree["state"], strict=True):
-            if values is None:
-                state.pop(parameter, None)
-            elif parameter in state:
-                state[parameter].clear()
-                state[parameter].update(values)
-            else:
-                state[parameter] = values
         for key in self._others():
             del state[key]
         state.update(tree["other"])
 
-    def _parameters(self) -> list[Tensor]:
+    def parameters(self) -> list[Tensor]:
+        """All parameters, in the order of the groups."""
         return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    def of(self, parameter: Tensor) -> dict[str, object] | None:
+        """What the optimizer keeps for a parameter; ``None`` before its first step."""
+        return self._optimizer.state.get(parameter)
+
+    def put(self, parameter: Tensor, values: dict[str, object] | None) -> None:
+        """Make exactly these values the parameter's state; ``None`` takes it away."""
+        state = self._optimizer.state
+        if values is None:
+            state.pop(parameter, None)
+        elif parameter in state:
+            state[parameter].clear()
+            state[parameter].update(values)
+        else:
+            state[parameter] = values
+
+    def _replicated(self) -> list[Tensor]:
+        return [p for p in self.parameters() if not isinstance(p, DTensor)]
 
     def _others(self) -> list[Any]:
         keys: list[object] = list(self._optimizer.state)

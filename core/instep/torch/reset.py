@@ -11,6 +11,8 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler, _refresh_per_optimizer_state
 from torch.optim import Optimizer
 
+from instep.torch import fsdp
+
 _DEVICES = ("cpu", "cuda")
 
 
@@ -51,6 +53,8 @@ def clean(objects: Iterable[object], modes: Modes) -> None:
     modes.restore()
     c10d._world.pg_coalesce_state.clear()
     for obj in objects:
+        if isinstance(obj, nn.Module):
+            fsdp.reset(obj)
         if isinstance(obj, nn.Module | Optimizer):
             obj.zero_grad(set_to_none=True)
         elif isinstance(obj, GradScaler):

@@ -1,42 +1,49 @@
 """Shared state: what changes in commits alone, is equal on all replicas, and comes from a donor after a fault.
 
-Everything that is protected is one tree: parameters, tensors and adopted buffers by name, and the free-form state of all other objects.
-A donor sends the tree without its tensors (the schema) and the tensors, each once; a receiver takes the donor's tree exactly, into its
-own tensors where they fit.
+Everything that is protected belongs to a shard group. The world's group holds parameters, tensors and adopted buffers by name, and the
+free-form state of all other objects; parameters that are sharded, and what optimizers keep for them, are in groups of their own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-import xxhash
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from instep import codec
-from instep.errors import InstepError, UsageError
-from instep.torch import ddp
-from instep.torch.digest import digest
-from instep.torch.overlay import Incoming, branch, leaves, take_apart, unpack
-from instep.torch.protected import Protected, kind
+from instep.errors import UsageError
+from instep.torch import ddp, sharding
+from instep.torch.adapter import Adapter, Tree, tree
+from instep.torch.overlay import branch
+from instep.torch.protected import OptimizerState, Protected, kind
+from instep.torch.share import Share
+
+WORLD = "replica"
+"""Name of the group of all ranks."""
 
 
 class Shared:
     """All objects given to ``protect`` as shared, in the order in which they were given.
 
-    ``census`` finds modules of DistributedDataParallel that were not protected themselves; start it before any is built.
+    ``ranks`` is the world. ``census`` finds modules of DistributedDataParallel that were not protected themselves; start it before any
+    is built.
     """
 
-    def __init__(self) -> None:
+    name = WORLD
+
+    def __init__(self, *, rank: int = 0, world_size: int = 1) -> None:
         self.census = ddp.Census()
+        self.rank, self.replicas = rank, tuple(range(world_size))
         self._modules: dict[str, nn.Module] = {}
         self._tensors: dict[str, Tensor] = {}
         self._buffers: dict[str, Tensor] = {}
         self._objects: dict[str, Protected] = {}
         self._optimizers: dict[str, Optimizer] = {}
+        self._adapters: dict[str, Adapter] = {}
         self._kinds: dict[str, str] = {}
         self._reducers: list[ddp.Reducer] = []
-        self._incoming: Incoming | None = None
-        self._ahead: int | None = None
+        self._world = Share(self, self._reducers)
+        self._others: list[Share] = []
         self._checked = False
 
     def add(self, name: str, obj: object) -> None:
@@ -50,11 +57,13 @@ class Shared:
         if isinstance(obj, nn.Module):
             for path, module in obj.named_modules():
                 ddp.check(module, f"{name}.{path}" if path else name)
-            codec.split(dict(_bare(obj).named_parameters()), where=name)
+            codec.split({key: sharding.local(p) for key, p in _bare(obj).named_parameters()}, where=name)
             self._modules[name] = obj
         elif isinstance(obj, Tensor):
-            codec.split(obj, where=name)
+            codec.split(sharding.local(obj), where=name)
             self._tensors[name] = obj
+        elif isinstance(obj, Adapter):
+            self._adapters[name] = obj
         else:
             state = kind(name, obj)
             codec.split(state.tree(), where=name)
@@ -65,12 +74,22 @@ class Shared:
 
     def adopt_buffer(self, name: str, tensor: Tensor) -> None:
         """Share a buffer that turned out to change in commits; ``name``: the protected name of its module, a dot, its own name."""
-        self._buffers[name], self._ahead = tensor, None
+        self._buffers[name] = tensor
+        self._world.changed()
 
     @property
     def adopted(self) -> Mapping[str, Tensor]:
-        """The buffers that are shared; after ``accept`` exactly those that the donor shares."""
+        """The buffers that are shared; after a donor's state was accepted exactly those that the donor shares."""
         return dict(self._buffers)
+
+    @property
+    def world(self) -> Share:
+        """The group of all ranks."""
+        return self._world
+
+    def shares(self) -> list[Share]:
+        """All shard groups of this rank, the world's first; complete once ``check_coverage`` was called."""
+        return [self._world, *self._others]
 
     def check_coverage(self) -> None:
         """Fix what is shared, at the first block; call it once, before the first forward of the block.
@@ -78,7 +97,8 @@ class Shared:
         Raises:
             UsageError: a parameter of a protected optimizer, or of a DDP, belongs to nothing that is protected.
         """
-        covered = {id(tensor) for tensor in self._fixed().values()}
+        every = self._everything()
+        covered = {id(tensor) for tensor in every.values()}
         for name, optimizer in self._optimizers.items():
             for g, group in enumerate(optimizer.param_groups):
                 for i, parameter in enumerate(group["params"]):
@@ -94,7 +114,10 @@ class Shared:
             for key, parameter in reducer.ddp.module.named_parameters():
                 if id(parameter) not in covered:
                     raise UsageError(f"{reducer.name}: parameter {key!r} of a DistributedDataParallel is not protected; protect the module")
-        self._reducers = reducers
+        self._reducers[:] = reducers
+        states = {name: state for name, state in self._objects.items() if isinstance(state, OptimizerState)}
+        groups = [group for adapter in self._adapters.values() for group in adapter.groups()]
+        self._others = [Share(group) for group in [*sharding.groups(every, states, rank=self.rank, world=self.replicas), *groups]]
 
     def joining(self) -> bool:
         """Whether some DDP is inside its ``join()``."""
@@ -111,99 +134,54 @@ class Shared:
         Raises:
             UsageError: an object holds a type that cannot be kept since its first step, in which optimizers allocate their state.
         """
-        self._ahead = None
+        for share in self.shares():
+            share.changed()
         for reducer in self._reducers:
             reducer.commit()
         if not self._checked:
             self._checked = True
-            for name, obj in self._objects.items():
-                codec.split(obj.tree(), where=name)
+            for share in self.shares():
+                share.examine()
 
-    def describe(self) -> tuple[bytes, Sequence[Tensor]]:
-        """Donor: the schema of all shared state, and its tensors in schema order."""
-        schema, tensors = take_apart(self._tree(self._buffers), [reducer.describe() for reducer in self._reducers])
-        return schema.pack(), tensors
+    def digest_ahead(self, go_on: Callable[[], object]) -> None:
+        """Compute the next digest of each group now, unless ``go_on`` raises."""
+        for share in self.shares():
+            share.digest_ahead(go_on)
 
-    def destination(self, schema: bytes, *, staged: bool) -> Sequence[Tensor]:
-        """Receiver: tensors to receive into, in schema order; own ones where they fit, unless ``staged``.
+    def digests(self) -> dict[str, str]:
+        """A digest (hex) of each tensor, and of each object's other values, by dotted name."""
+        out: dict[str, str] = {}
+        for share in self.shares():
+            out |= {(path if path not in out else f"{path}@{share.name}"): digest for path, digest in share.digests().items()}
+        return out
 
-        Raises:
-            UsageError: the donor protects other objects, or objects of another structure; the first difference is named.
-        """
-        self._ahead, incoming = None, Incoming(unpack(schema))
-        states, buffers = branch(incoming.theirs, "objects"), branch(incoming.theirs, "buffers")
-        incoming.place(self._tree({name: b for name, b in self._all_buffers().items() if name in buffers}), staged=staged)
+    def tree(self) -> Tree:
+        """The world's group: see ``adapter.ShardGroup``."""
+        return self._tree(self._buffers)
+
+    def fit(self, theirs: Tree) -> Tree:
+        """Own state, with the buffers that the donor shares."""
+        states, buffers = branch(theirs, "objects"), branch(theirs, "buffers")
         for name, obj in self._objects.items():
             obj.check(states.get(name))
-        self._incoming = incoming
-        return incoming.landing
+        return self._tree({name: b for name, b in self._all_buffers().items() if name in buffers})
 
-    def accept(self) -> None:
-        """Receiver: take over what arrived in the tensors of the last ``destination``.
-
-        Until this call nothing has changed on this rank but own tensors that were received into. An object whose
-        ``load_state_dict`` fails leaves the rank torn.
-        """
-        incoming, self._incoming, self._ahead = self._incoming, None, None
-        if incoming is None:
-            raise InstepError("there is nothing to accept: destination() comes first")
-        tree = incoming.settle()
+    def load(self, tree: Tree) -> None:
+        """Take over what a donor shares."""
         states, buffers, own = branch(tree, "objects"), branch(tree, "buffers"), self._all_buffers()
         for name, obj in self._objects.items():
             obj.load(states[name])
         self._buffers = {name: own[name] for name in buffers}
 
-    def align(self, schema: bytes) -> None:
-        """Every rank: bring reducers to the donor's gradient bucket layout.
+    def _tree(self, buffers: Mapping[str, Tensor]) -> Tree:
+        return tree(
+            kinds=self._kinds,
+            tensors={name: tensor for name, tensor in self._everything().items() if not sharding.sharded(tensor)},
+            buffers=dict(sorted(buffers.items())),
+            objects={name: obj.tree() for name, obj in self._objects.items()},
+        )
 
-        Raises:
-            UsageError: the donor has other DistributedDataParallel modules.
-        """
-        described = unpack(schema).reducers
-        if len(described) != len(self._reducers):
-            raise UsageError(
-                f"the donor has {len(described)} DistributedDataParallel modules, this rank {len(self._reducers)}; build them alike on "
-                "all ranks before the first block"
-            )
-        for reducer, description in zip(self._reducers, described, strict=True):
-            reducer.apply(description)
-
-    def digest(self) -> int:
-        """Order-sensitive 64-bit digest of all shared state, once from ``digest_ahead`` if that was done."""
-        ahead, self._ahead = self._ahead, None
-        return self._digest(bool) if ahead is None else ahead
-
-    def digest_ahead(self, go_on: Callable[[], object]) -> None:
-        """Compute the next ``digest`` now, unless ``go_on`` raises. Nothing that is shared may change until then but by this object."""
-        self._ahead = None
-        self._ahead = self._digest(go_on)
-
-    def _digest(self, go_on: Callable[[], object]) -> int:
-        state, tensors = codec.split(self._tree(self._buffers))
-        return int(xxhash.xxh3_64_intdigest(state + digest(tensors, go_on=go_on).to_bytes(8, "little")))
-
-    def digests(self) -> dict[str, str]:
-        """A digest (hex) of each tensor, and of each object's other values, by dotted name."""
-        out = {name: f"{digest([tensor]):016x}" for name, tensor in {**self._fixed(), **self._buffers}.items()}
-        for name, obj in self._objects.items():
-            tree = obj.tree()
-            parts = {f"{name}.{key}": part for key, part in tree.items()} if isinstance(tree, Mapping) else {name: tree}
-            for path, part in parts.items():
-                out[path] = xxhash.xxh3_64_hexdigest(codec.split(part)[0])
-                out |= {leaf: f"{digest([tensor]):016x}" for leaf, tensor in leaves(part, path) if leaf != path}
-                if isinstance(part, Tensor):
-                    out[path] = f"{digest([part]):016x}"
-        return out
-
-    def _tree(self, buffers: Mapping[str, Tensor]) -> dict[str, object]:
-        return {
-            "kinds": self._kinds,
-            "tensors": self._fixed(),
-            "buffers": dict(sorted(buffers.items())),
-            "objects": {name: obj.tree() for name, obj in self._objects.items()},
-        }
-
-    def _fixed(self) -> dict[str, Tensor]:
+    def _everything(self) -> dict[str, Tensor]:
         """Parameters and protected tensors by name, each once."""
         out: dict[str, Tensor] = {}
         seen: set[int] = set()

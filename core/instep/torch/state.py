@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from instep import agreement
 from instep.errors import UsageError
 from instep.model import Json, Plan
 from instep.torch import reset
+from instep.torch.adapter import Adapter
 from instep.torch.forgotten import Forgotten
 from instep.torch.gate import Gate
 from instep.torch.ledger import Ledger
@@ -26,9 +28,10 @@ CORE = "core"
 class RankState:
     """Shared and private state behind one object; ``ledger`` is there in a drill only."""
 
-    def __init__(self, record: int) -> None:
+    def __init__(self, record: int, *, rank: int = 0, world_size: int = 1) -> None:
         self.protected: dict[str, object] = {}
-        self.private, self.shared = Private(record), Shared()
+        self.private, self.shared = Private(record), Shared(rank=rank, world_size=world_size)
+        self.adapters: dict[str, Adapter] = {}
         self.ledger: Ledger | None = None
         self._forgotten: Forgotten | None = None
         self._cursors: list[Cursor] = []
@@ -38,6 +41,15 @@ class RankState:
         """Keep the position of a loader or generator."""
         self.private.add_cursor(name, cursor)
         self._cursors.append(cursor)
+
+    def add_adapter(self, name: str, adapter: Adapter) -> None:
+        """Keep the state of a framework's model and optimizer."""
+        self.shared.add(name, adapter)
+        for key, module in adapter.modules().items():
+            self.private.add_module(f"{name}.{key}", module)
+        for key, obj in adapter.private().items():
+            self.private.add_object(f"{name}.{key}", obj)
+        self.adapters[name] = adapter
 
     def watch(self, gate: Gate) -> None:
         """Look out for state that the script forgets to protect."""
@@ -58,18 +70,16 @@ class RankState:
             self._forgotten.complete()
 
     def agree(self, gather: Callable[[bytes], Sequence[bytes]]) -> None:
-        """Prove that all ranks start from equal shared state. Raises ``UsageError`` naming the first difference."""
-        if len(set(gather(self.shared.digest().to_bytes(8, "little")))) == 1:
-            return
-        for name, digest in self.shared.digests().items():
-            rows = gather(bytes.fromhex(digest.rjust(16, "0")))
-            if len(set(rows)) > 1:
-                odd = {rank: row.hex() for rank, row in enumerate(rows)}
+        """Prove that all ranks of a shard group start from equal state. Raises ``UsageError`` naming the first difference."""
+        shares = {agreement.key(share.name): share for share in self.shared.shares()}
+        rows = agreement.table(gather, {key: share.digest() for key, share in shares.items()})
+        for key, share in shares.items():
+            if tuple(sorted(rows[key])) != share.replicas:
                 raise UsageError(
-                    f"shared state {name!r} differs between ranks before the first block: {odd}. Seed all ranks alike, broadcast it, "
-                    "or wrap the model in DDP (which broadcasts) before session.protect"
+                    f"shard group {share.name!r} is on ranks {sorted(rows[key])}, rank {self.shared.rank} expects {list(share.replicas)}"
                 )
-        raise UsageError("shared state differs in structure between ranks before the first block: protect the same objects on every rank")
+        for key, ranks in agreement.differing(rows).items():
+            agreement.explain(gather, ranks, shares[key].digests() if key in shares else None, self.shared.rank)
 
     def share_moved(self) -> None:
         """Buffers that a commit body changed are shared from now on."""
@@ -104,6 +114,14 @@ class RankState:
         for name, tensor in self.private.buffers.share(names):
             self.shared.adopt_buffer(name, tensor)
 
+    def publish(self) -> None:
+        """In a recovery, when shards are restored: hand out what is derived from them. Collective."""
+        for adapter in self.adapters.values():
+            adapter.publish()
+        if self.adapters:
+            for share in self.shared.shares():
+                share.changed()
+
     def digest_ahead(self, check: Callable[[], None], enough: Callable[[], bool]) -> None:
         """Digest shared state while there is time: until ``enough``, or ``check`` raises."""
 
@@ -123,6 +141,8 @@ class RankState:
     def cut(self, modes: reset.Modes) -> None:
         """Clean what an interrupted step left dirty."""
         reset.clean(self.protected.values(), modes)
+        for adapter in self.adapters.values():
+            adapter.reset()
         if self.ledger is not None:
             self.ledger.drop()
 

@@ -116,7 +116,7 @@ class Trainer:
 
     def digest(self) -> str:
         parts = [*self.ddp.parameters(), *self.ddp.buffers()]
-        return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in parts)).hexdigest() + str(self.shared.digest())
+        return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in parts)).hexdigest() + str(self.shared.world.digest())
 
 
 @contextmanager
@@ -128,15 +128,15 @@ def exchange(trainer: Trainer, folder: Path, *, donor: int, lost: int) -> None:
     """What a plugin does, over files."""
     rank, path = trainer.group.rank(), folder / f"state-{trainer.step}"
     if rank == donor:
-        schema, tensors = trainer.shared.describe()
+        schema, tensors = trainer.shared.world.describe()
         torch.save((schema, list(tensors)), path)
     trainer.group.wait()
     schema, tensors = torch.load(path)
     if rank == lost:
-        for place, source in zip(trainer.shared.destination(schema, staged=False), tensors, strict=True):
+        for place, source in zip(trainer.shared.world.destination(schema, staged=False), tensors, strict=True):
             place.copy_(source)
-        trainer.shared.accept()
-    trainer.shared.align(schema)
+        trainer.shared.world.accept()
+    trainer.shared.world.align(schema)
 
 
 Scenario = Callable[[Trainer, Path], Trainer]

@@ -88,9 +88,9 @@ def test_a_layout_reaches_a_reducer_without_history(options: dict[str, bool]) ->
     donor, fresh = Trainer(Group(None), **options), Trainer(Group(None), **options)
     first = fresh.buckets()
     donor.run(2)
-    schema, _ = donor.shared.describe()
+    schema, _ = donor.shared.world.describe()
     for trainer in (donor, fresh):
-        trainer.shared.align(schema)
+        trainer.shared.world.align(schema)
         assert trainer.buckets() == donor.buckets() != first
         trainer.group.asked.clear()
         trainer.run(2)
@@ -110,10 +110,10 @@ def test_the_layout_is_the_one_of_the_last_commit(steps: int, backwards: int, re
     other.run(1)
     trainer.run(steps)
     trainer.backwards(backwards)
-    schema, _ = trainer.shared.describe()
+    schema, _ = trainer.shared.world.describe()
     for each in (trainer, other):
         each.optimizer.zero_grad()
-        each.shared.align(schema)
+        each.shared.world.align(schema)
         assert (each.buckets() == first) is not rebuilt
         each.backwards(2)
         assert each.buckets() != first
@@ -124,9 +124,9 @@ def test_a_first_commit_cut_in_its_barrier_is_seen_when_it_comes_again() -> None
     first = trainer.buckets()
     trainer.backwards(1)
     trainer.shared.prepare()
-    schema, _ = trainer.shared.describe()
+    schema, _ = trainer.shared.world.describe()
     trainer.optimizer.zero_grad()
-    trainer.shared.align(schema)
+    trainer.shared.world.align(schema)
     assert trainer.buckets() == first
     trainer.run(1)
     layout, _ = trainer.shared._reducers[0].describe()
@@ -137,7 +137,7 @@ def test_steps_without_reduction_leave_the_first_layout() -> None:
     trainer = Trainer(Group(None))
     with trainer.ddp.no_sync():
         trainer.run(2)
-    assert trainer.shared.describe()[0]
+    assert trainer.shared.world.describe()[0]
     assert trainer.shared._reducers[0].describe() == [None, False]
     trainer.backwards(2)
     assert trainer.shared._reducers[0].describe() == [None, False]
@@ -147,9 +147,9 @@ def test_unused_parameters_are_never_rebuilt() -> None:
     trainer = Trainer(Group(None), find_unused_parameters=True)
     trainer.run(2)
     before = trainer.buckets()
-    schema, _ = trainer.shared.describe()
+    schema, _ = trainer.shared.world.describe()
     trainer.backwards(0)
-    trainer.shared.align(schema)
+    trainer.shared.world.align(schema)
     assert trainer.buckets() == before
     trainer.run(1)
 
@@ -157,7 +157,7 @@ def test_unused_parameters_are_never_rebuilt() -> None:
 def test_a_backward_cut_in_the_middle_is_forgotten() -> None:
     trainer = Trainer(Group(None))
     trainer.run(2)
-    schema, _ = trainer.shared.describe()
+    schema, _ = trainer.shared.world.describe()
 
     def cut(grad: torch.Tensor) -> torch.Tensor:
         raise KeyboardInterrupt
@@ -168,7 +168,7 @@ def test_a_backward_cut_in_the_middle_is_forgotten() -> None:
     handle.remove()
     trainer.ddp.require_backward_grad_sync = False
     trainer.optimizer.zero_grad()
-    trainer.shared.align(schema)
+    trainer.shared.world.align(schema)
     trainer.run(2)
     assert trainer.step == 4
 

@@ -14,14 +14,14 @@ Parts = dict[str, object]
 
 def pass_on(donor: Shared, receiver: Shared, *, staged: bool = False) -> int:
     """What a plugin does, without sockets."""
-    schema, tensors = donor.describe()
-    places = receiver.destination(schema, staged=staged)
+    schema, tensors = donor.world.describe()
+    places = receiver.world.destination(schema, staged=staged)
     assert [(t.dtype, t.shape) for t in tensors] == [(t.dtype, t.shape) for t in places]
     assert all(t.is_contiguous() for t in [*tensors, *places])
     for source, place in zip(tensors, places, strict=True):
         place.copy_(source)
-    receiver.accept()
-    receiver.align(schema)
+    receiver.world.accept()
+    receiver.world.align(schema)
     return len(tensors)
 
 
@@ -84,14 +84,14 @@ def test_an_optimizer_goes_on_as_the_donor(
     donor, receiver = shared(model=a, optimizer=opt_a), shared(model=b, optimizer=opt_b)
     groups = [id(group) for group in opt_b.param_groups]
     pass_on(donor, receiver, staged=staged)
-    assert receiver.digest() == donor.digest()
+    assert receiver.world.digest() == donor.world.digest()
     assert receiver.digests() == donor.digests()
     assert groups == [id(group) for group in opt_b.param_groups]
     for buffer, source in zip(b.buffers(), a.buffers(), strict=True):
         buffer.copy_(source)
     train(a, opt_a, 2)
     train(b, opt_b, 2)
-    assert receiver.digest() == donor.digest()
+    assert receiver.world.digest() == donor.world.digest()
 
 
 def test_own_tensors_are_received_into_unless_staged() -> None:
@@ -100,14 +100,14 @@ def test_own_tensors_are_received_into_unless_staged() -> None:
     train(a, opt_a, 2)
     train(b, opt_b, 1)
     donor, receiver = shared(model=a, optimizer=opt_a), shared(model=b, optimizer=opt_b)
-    schema, _ = donor.describe()
+    schema, _ = donor.world.describe()
     own = {p.data_ptr() for p in b.parameters()} | {t.data_ptr() for s in opt_b.state.values() for t in s.values()}
-    assert {t.data_ptr() for t in receiver.destination(schema, staged=False)} == own
-    before = receiver.digest()
-    for place in receiver.destination(schema, staged=True):
+    assert {t.data_ptr() for t in receiver.world.destination(schema, staged=False)} == own
+    before = receiver.world.digest()
+    for place in receiver.world.destination(schema, staged=True):
         assert place.data_ptr() not in own
         place.fill_(1)
-    assert receiver.digest() == before
+    assert receiver.world.digest() == before
 
 
 def test_optimizer_state_keeps_the_donors_dtype() -> None:
@@ -119,7 +119,7 @@ def test_optimizer_state_keeps_the_donors_dtype() -> None:
     donor, receiver = shared(model=a, optimizer=opt_a), shared(model=b, optimizer=opt_b)
     pass_on(donor, receiver)
     assert opt_b.state[next(b.parameters())]["exp_avg"].dtype is torch.float32
-    assert receiver.digest() == donor.digest()
+    assert receiver.world.digest() == donor.world.digest()
 
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]] = {
@@ -143,7 +143,7 @@ def test_a_schedule_goes_on_as_the_donors(make: Callable[[torch.optim.Optimizer]
     donor = shared(model=a, optimizer=opt_a, scheduler=sched_a)
     receiver = shared(model=b, optimizer=opt_b, scheduler=sched_b)
     pass_on(donor, receiver)
-    assert receiver.digest() == donor.digest()
+    assert receiver.world.digest() == donor.world.digest()
     for _ in range(3):
         for optimizer, schedule in ((opt_a, sched_a), (opt_b, sched_b)):
             optimizer.step()
@@ -160,7 +160,7 @@ def test_plateau_schedule_with_infinite_values() -> None:
         plateau_a.step(loss)
     donor, receiver = shared(model=a, optimizer=opt_a, plateau=plateau_a), shared(model=b, optimizer=opt_b, plateau=plateau_b)
     pass_on(donor, receiver)
-    assert receiver.digest() == donor.digest()
+    assert receiver.world.digest() == donor.world.digest()
     assert plateau_b.best == plateau_a.best
 
 
@@ -178,7 +178,7 @@ def test_scaler_before_and_after_its_scale_exists() -> None:
         donor, receiver = shared(scaler=scalers[0]), shared(scaler=scalers[1])
         pass_on(donor, receiver)
         assert scalers[1].get_scale() == scalers[0].get_scale() == 2048.0
-        assert receiver.digest() == donor.digest()
+        assert receiver.world.digest() == donor.world.digest()
 
 
 def test_moving_average_with_an_adopted_counter() -> None:
@@ -193,7 +193,7 @@ def test_moving_average_with_an_adopted_counter() -> None:
     pass_on(donor, receiver)
     assert int(averages[1].n_averaged) == 3
     assert list(receiver.adopted) == ["ema.n_averaged"]
-    assert receiver.digest() == donor.digest()
+    assert receiver.world.digest() == donor.world.digest()
 
 
 def test_tied_and_twice_protected_tensors_are_sent_once() -> None:
@@ -207,7 +207,7 @@ def test_tied_and_twice_protected_tensors_are_sent_once() -> None:
     donor, receiver = (shared(model=m, again=m, head=m[4].weight, table={"w": m[4].weight}) for m in models)
     assert pass_on(donor, receiver) == len(list(models[0].parameters()))
     assert models[1][5].weight is models[1][4].weight
-    assert receiver.digest() == donor.digest()
+    assert receiver.world.digest() == donor.world.digest()
 
 
 def test_tensors_of_every_kind() -> None:
@@ -233,7 +233,7 @@ def test_tensors_of_every_kind() -> None:
             assert isinstance(other, Tensor)
             assert torch.equal(tensor, other), name
             assert tensor.stride() == other.stride()
-        assert receiver.digest() == donor.digest()
+        assert receiver.world.digest() == donor.world.digest()
 
 
 def test_plain_containers_are_restored_in_place() -> None:
@@ -263,7 +263,7 @@ def test_plain_containers_are_restored_in_place() -> None:
     kept = dict(b)
     pass_on(donor, receiver)
     assert all(b[name] is kept[name] for name in b)
-    assert receiver.digest() == donor.digest()
+    assert receiver.world.digest() == donor.world.digest()
     assert b["counts"] == Counter({"b": 9, "a": 2})
     assert b["recent"] == deque([2, 3, 4], maxlen=3)
 
@@ -345,7 +345,7 @@ def test_an_unprotected_parameter_is_named() -> None:
 
 def test_differences_in_structure_are_named() -> None:
     model = net()
-    schema, _ = shared(model=model, table={}).describe()
+    schema, _ = shared(model=model, table={}).world.describe()
     wide = copy.deepcopy(model)
     wide[3] = nn.Linear(8, 3)
     for receiver, says in (
@@ -356,21 +356,21 @@ def test_differences_in_structure_are_named() -> None:
         (shared(model=model, table=[]), r"table: builtins.dict on the donor, builtins.list"),
     ):
         with pytest.raises(UsageError, match=says):
-            receiver.destination(schema, staged=True)
+            receiver.world.destination(schema, staged=True)
 
 
 def test_other_parameter_groups_are_refused_before_anything_changes() -> None:
     a, b = net(), net()
     receiver = shared(model=b, optimizer=torch.optim.SGD(b.parameters()))
-    schema, _ = shared(model=a, optimizer=torch.optim.SGD([{"params": [p]} for p in a.parameters()])).describe()
-    before = receiver.digest()
+    schema, _ = shared(model=a, optimizer=torch.optim.SGD([{"params": [p]} for p in a.parameters()])).world.describe()
+    before = receiver.world.digest()
     with pytest.raises(
         UsageError, match=r"optimizer: the donor's parameter groups have \[1, 1, 1, 1, 1, 1\] parameters, this rank's have \[6\]"
     ):
-        receiver.destination(schema, staged=False)
-    assert receiver.digest() == before
+        receiver.world.destination(schema, staged=False)
+    assert receiver.world.digest() == before
     with pytest.raises(InstepError, match="nothing to accept"):
-        receiver.accept()
+        receiver.world.accept()
 
 
 def test_two_objects_under_one_name_are_refused() -> None:

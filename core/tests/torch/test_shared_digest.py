@@ -45,22 +45,22 @@ def test_a_digest_ahead_serves_once_and_not_past_a_change() -> None:
     state = Shared()
     state.add("model", model)
     state.check_coverage()
-    fresh = state.digest()
+    fresh = state.world.digest()
 
-    state.digest_ahead(bool)
+    state.world.digest_ahead(bool)
     with torch.no_grad():
         model.weight.add_(1.0)
-    assert state.digest() == fresh  # nothing may change in between: it was computed before
-    changed = state.digest()
+    assert state.world.digest() == fresh  # nothing may change in between: it was computed before
+    changed = state.world.digest()
     assert changed != fresh
 
     for change in (state.commit, lambda: receive(state)):
-        state.digest_ahead(bool)
+        state.world.digest_ahead(bool)
         with torch.no_grad():
             model.weight.sub_(1.0)
         change()
-        assert state.digest() != changed
-        changed = state.digest()
+        assert state.world.digest() != changed
+        changed = state.world.digest()
 
 
 def test_a_digest_ahead_that_is_stopped_counts_for_nothing() -> None:
@@ -68,7 +68,7 @@ def test_a_digest_ahead_that_is_stopped_counts_for_nothing() -> None:
     state = Shared()
     state.add("model", model)
     state.check_coverage()
-    state.digest_ahead(bool)
+    state.world.digest_ahead(bool)
     with torch.no_grad():
         model.weight.add_(1.0)
 
@@ -76,14 +76,14 @@ def test_a_digest_ahead_that_is_stopped_counts_for_nothing() -> None:
         raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        state.digest_ahead(stop)
+        state.world.digest_ahead(stop)
     other = Shared()
     other.add("model", model)
     other.check_coverage()
-    assert state.digest() == other.digest()
+    assert state.world.digest() == other.world.digest()
 
 
 def receive(state: Shared) -> None:
-    schema, _ = state.describe()
-    state.destination(schema, staged=False)
-    state.accept()
+    schema, _ = state.world.describe()
+    state.world.destination(schema, staged=False)
+    state.world.accept()

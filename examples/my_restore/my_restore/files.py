@@ -1,4 +1,4 @@
-"""A copy of shared state in a file: length of the schema, schema, the bytes of all tensors, and a digest of all that."""
+"""A copy of a shard group in a file: length of the schema, schema, the bytes of all tensors, and a digest of all that."""
 
 import hashlib
 import os

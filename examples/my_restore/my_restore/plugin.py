@@ -1,4 +1,4 @@
-"""``my_restore``: state is restored over a directory on local NVMe, and the newest copy is kept there."""
+"""``my_restore``: state is restored over a directory on local NVMe, and the newest copies are kept there."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from pydantic import Field, PrivateAttr
 
 import instep
 from instep.errors import InstepError
-from instep.hooks import Job, Recovery
+from instep.hooks import Job, Recovery, SharedState
 from instep.model import IncidentReport, Plan, Receipt, Role, Status, Unrecoverable, Vote
 
 NAME = "my_restore"
@@ -19,16 +19,16 @@ _POLL = 0.002
 
 
 class MyRestore(instep.Plugin):
-    """The first donor writes, replacements read: once over the disk, however many ranks are lost."""
+    """The first donor of a shard group writes it, replacements read: once over the disk, however many ranks are lost."""
 
     HOOK_API: ClassVar[int] = 1
 
     directory: str = Field(description="a directory on local NVMe that all ranks of the machine see")
-    keep: bool = Field(default=True, description="whether the newest copy stays behind the job")
+    keep: bool = Field(default=True, description="whether the newest copies stay behind the job")
     most: int = Field(default=64, ge=1, description="replacements that may read from the disk at once; with more, the next rung is quicker")
 
     _job: str = PrivateAttr(default="")
-    _copy: Path | None = PrivateAttr(default=None)
+    _copies: list[Path] = PrivateAttr(default_factory=list)
 
     @instep.hookimpl
     def start(self, job: Job) -> None:
@@ -48,27 +48,16 @@ class MyRestore(instep.Plugin):
     @instep.hookimpl(tryfirst=True)
     def restore_state(self, recovery: Recovery) -> Receipt | None:
         """``None`` only if no rank holds the state any more: the plan says so on every rank alike."""
-        donors = [rank for rank, role in enumerate(recovery.plan.roles) if role is not Role.RESTORE]
-        if not donors:
+        if all(role is Role.RESTORE for role in recovery.plan.roles):
             return None
-        from my_restore import files
-
-        began, path = time.monotonic(), Path(self.directory) / f"{self._job}-{recovery.plan.incarnation}.state"
-        if recovery.rank == donors[0]:
-            schema, tensors = recovery.state.describe()
-            files.write(path, schema, tensors)
-            self._replace(path)
-        else:
-            self._wait(path, recovery)
-            schema = files.schema(path)
-        received = 0
-        if recovery.plan.roles[recovery.rank] is Role.RESTORE:
-            staged = not (recovery.fresh or recovery.torn)
-            received = files.read(path, recovery.state.destination(schema, staged=staged))
-            recovery.state.accept()
-        recovery.state.align(schema)
-        # The donor must not go on, and take the copy away in the next recovery, before all have read it.
+        began, roles = time.monotonic(), recovery.plan.roles
+        writing = [s for s in recovery.shards if recovery.rank == next(r for r in s.replicas if roles[r] is not Role.RESTORE)]
+        older, self._copies = self._copies, [self._write(share, recovery) for share in writing]
+        received = sum(self._read(share, recovery) for share in recovery.shards)
+        # The donor must not go on, and take its copies away in the next recovery, before all have read them.
         recovery.gather(b"\1")
+        for path in older:
+            path.unlink(missing_ok=True)
         seconds = time.monotonic() - began
         return Receipt(phase="restore_state", plugin=NAME, rank=recovery.rank, seconds=seconds, bytes=received, verified=True)
 
@@ -82,14 +71,38 @@ class MyRestore(instep.Plugin):
 
     @instep.hookimpl
     def close(self) -> None:
-        """Leave the copy, or take it away."""
-        if self._copy is not None and not self.keep:
-            self._copy.unlink(missing_ok=True)
+        """Leave the copies, or take them away."""
+        if not self.keep:
+            for path in self._copies:
+                path.unlink(missing_ok=True)
 
-    def _replace(self, path: Path) -> None:
-        if self._copy is not None:
-            self._copy.unlink(missing_ok=True)
-        self._copy = path
+    def _path(self, share: SharedState, recovery: Recovery) -> Path:
+        group = hashlib.sha256(share.name.encode()).hexdigest()[:16]
+        return Path(self.directory) / f"{self._job}-{recovery.plan.incarnation}-{group}.state"
+
+    def _write(self, share: SharedState, recovery: Recovery) -> Path:
+        from my_restore import files
+
+        path = self._path(share, recovery)
+        files.write(path, *share.describe())
+        return path
+
+    def _read(self, share: SharedState, recovery: Recovery) -> int:
+        from my_restore import files
+
+        restoring = recovery.plan.roles[recovery.rank] is Role.RESTORE
+        if not restoring and not share.layouts:
+            return 0
+        path, received = self._path(share, recovery), 0
+        self._wait(path, recovery)
+        schema = files.schema(path)
+        if restoring:
+            staged = not (recovery.fresh or recovery.torn)
+            received = files.read(path, share.destination(schema, staged=staged))
+            share.accept()
+        if share.layouts:
+            share.align(schema)
+        return received
 
     def _wait(self, path: Path, recovery: Recovery) -> None:
         while not path.exists():

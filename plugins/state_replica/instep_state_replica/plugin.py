@@ -1,4 +1,4 @@
-"""``state_replica``: a lost rank's shared state from its replicas, striped over all of them and verified."""
+"""``state_replica``: a lost rank's shard groups, each from its replicas, striped over all of them and verified."""
 
 import socket
 import time
@@ -9,9 +9,9 @@ from pydantic import Field, PrivateAttr
 
 from instep.errors import InstepError
 from instep.hooks import Interruption, Job, Plugin, Recovery, hookimpl
-from instep.model import Receipt
+from instep.model import Receipt, Role
 from instep_state_replica.sockets import Sockets, listen
-from instep_state_replica.transfer import PORT, Limits, Transfer, roster
+from instep_state_replica.transfer import PORT, Limits, Transfer
 from instep_state_replica.verify import agree
 
 NAME = "state_replica"
@@ -24,7 +24,7 @@ class StateReplica(Plugin):
 
     chunk_bytes: int = Field(default=1 << 20, ge=4096, description="bytes of one read or write")
     connect_timeout: float = Field(default=5.0, gt=0, description="seconds that connecting to a peer may take")
-    compare_digests: bool = Field(default=True, description="compare the shared state of all ranks after each recovery")
+    compare_digests: bool = Field(default=True, description="compare the replicas of each shard group after each recovery")
 
     _listener: socket.socket | None = PrivateAttr(default=None)
     _sockets: Sockets = PrivateAttr(default_factory=Sockets)
@@ -42,22 +42,21 @@ class StateReplica(Plugin):
 
     @hookimpl
     def restore_state(self, recovery: Recovery) -> Receipt | None:
-        """Donors send, restoring ranks receive, and all ranks align their gradient buckets."""
-        ranks = roster(recovery.plan)
-        if ranks is None:
+        """Donors send, restoring ranks receive, and all ranks align their gradient buckets. ``None`` if every rank restores."""
+        if all(role is Role.RESTORE for role in recovery.plan.roles):
             return None
         if self._listener is None:
             raise InstepError(f"{NAME}: start was not called; state is restored inside a job")
         began = time.monotonic()
         recovery.point("restore")
         limits = Limits(chunk=self.chunk_bytes, connect=self.connect_timeout)
-        received = Transfer(recovery, ranks, listener=self._listener, sockets=self._sockets, limits=limits).run()
+        received = Transfer(recovery, listener=self._listener, sockets=self._sockets, limits=limits).run()
         seconds = time.monotonic() - began
         return Receipt(phase="restore_state", plugin=NAME, rank=recovery.rank, seconds=seconds, bytes=received, verified=True)
 
     @hookimpl
     def verify(self, recovery: Recovery) -> Receipt | None:
-        """Compare step and digest over all ranks."""
+        """Compare step and digest over all replicas of each shard group."""
         if not self.compare_digests:
             return None
         began = time.monotonic()

@@ -64,7 +64,7 @@ class Loop:
         listener.setblocking(False)
         self._selector.register(listener, READ, lambda: self._accept(listener, serve))
 
-    def run(self, done: Callable[[], bool], what: str) -> None:
+    def run(self, done: Callable[[], bool], what: Callable[[], str]) -> None:
         """Move all connections until ``done``.
 
         Raises:
@@ -76,7 +76,7 @@ class Loop:
             now = time.monotonic()
             if now > self._deadline:
                 peers = ", ".join(task.peer for task in self._tasks if task.trusted) or "connections"
-                raise InstepError(f"{what}: the deadline passed while waiting for {peers}")
+                raise InstepError(f"{what()}: the deadline passed while waiting for {peers}")
             self._expire(now)
             for key, _ in self._selector.select(_POLL):
                 if isinstance(key.data, Task):

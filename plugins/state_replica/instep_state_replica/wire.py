@@ -1,7 +1,8 @@
 """What peers say to each other: a greeting in which both prove that they know the job's secret, then one request.
 
 Greeting: hello (magic, incarnation, source, destination, nonce) → nonce and proof of the server → proof of the client. A proof is an
-HMAC-SHA256 over all of it. Request: kind, first and last byte, layout. Numbers are little-endian.
+HMAC-SHA256 over all of it. Request: kind, key of the shard group, first and last byte, layout; answered with one byte, yes or no. Numbers
+are little-endian.
 """
 
 import hashlib
@@ -16,25 +17,26 @@ from instep_state_replica.reactor import READ, WRITE, Refused
 
 _MAGIC = b"instep/1"
 _HELLO = struct.Struct("<8sqII16s")
-_REQUEST = struct.Struct("<BQQQ")
+_REQUEST = struct.Struct("<BQQQQ")
 _NONCE, _PROOF = 16, 32
 _PIECE = 1 << 20
-ACK = b"\x06"
+ACK, NAK = b"\x06", b"\x15"
 SCHEMA, STRIPE = 0, 1
 
 
 @dataclass(frozen=True)
 class Request:
-    """Kind ``SCHEMA``, or ``STRIPE`` with its range of bytes and the digest of the tensors' types and shapes."""
+    """Kind ``SCHEMA``, or ``STRIPE`` with its range of bytes and the digest of the tensors' types and shapes; ``key``: of which group."""
 
     kind: int
+    key: int
     start: int = 0
     end: int = 0
     layout: int = 0
 
     def pack(self) -> bytes:
         """The bytes to send."""
-        return _REQUEST.pack(self.kind, self.start, self.end, self.layout)
+        return _REQUEST.pack(self.kind, self.key, self.start, self.end, self.layout)
 
 
 @dataclass(frozen=True)

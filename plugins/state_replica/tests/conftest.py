@@ -1,7 +1,7 @@
 """Makes the helpers of this folder importable, in this process and in those that the tests start."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,8 @@ def make_world() -> Iterator[Callable[..., World]]:
     """Makes worlds of real processes and ends them after the test."""
     worlds: list[World] = []
 
-    def make(size: int, **settings: int) -> World:
-        worlds.append(World(size, **settings))
+    def make(size: int, *, groups: Mapping[str, tuple[int, ...]] | None = None, **settings: int) -> World:
+        worlds.append(World(size, groups=groups, **settings))
         return worlds[-1]
 
     yield make

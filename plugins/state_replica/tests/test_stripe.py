@@ -3,9 +3,7 @@ import socket
 
 import pytest
 
-from instep.model import AddressBook, Plan, Role
 from instep_state_replica.stripe import Stripe, cut
-from instep_state_replica.transfer import Roster, roster
 
 
 def test_parts_cover_every_byte_once() -> None:
@@ -55,20 +53,3 @@ def test_order_counts_in_a_digest() -> None:
             return stripe.digest()
 
     assert digest(b"ab", b"cd") == digest(b"abcd") != digest(b"cd", b"ab")
-
-
-@pytest.mark.parametrize(
-    ("roles", "donors", "expected"),
-    [
-        ("KRK", {"replica": (0, 2)}, Roster(0, (0, 2), (1,))),
-        ("RKF", {"replica": (1, 2)}, Roster(1, (1, 2), (0,))),
-        ("KKK", {"replica": ()}, Roster(0, (0, 1, 2), ())),
-        ("RKK", {"a": (1,), "b": (1, 2)}, Roster(1, (1,), (0,))),
-        ("RKK", {"a": (1,), "b": (2,)}, None),
-    ],
-)
-def test_the_roster_follows_from_the_plan(roles: str, donors: dict[str, tuple[int, ...]], expected: Roster | None) -> None:
-    names = {"K": Role.KEEP, "R": Role.RESTORE, "F": Role.ROLL_FORWARD}
-    book = AddressBook(incarnation=1, addresses=())
-    plan = Plan(incarnation=1, block=0, step=0, roles=tuple(names[r] for r in roles), donors=donors, book=book)
-    assert roster(plan) == expected

@@ -4,13 +4,15 @@ import time
 from collections.abc import Callable
 
 import pytest
-from replica_world import Damage, Orders, World
+from damage import Damage
+from replica_worker import Digests, Orders
+from replica_world import World
 
 Make = Callable[..., World]
 
 
-def seeded(make_world: Make, size: int, *, width: int = 64, **settings: int) -> tuple[World, int]:
-    """A world whose ranks are all after five steps, and their digest."""
+def seeded(make_world: Make, size: int, *, width: int = 64, **settings: int) -> tuple[World, Digests]:
+    """A world whose ranks are all after five steps, and their digests."""
     world = make_world(size, **settings)
     digests = {world.state(rank, 5, width=width) for rank in range(size)}
     assert len(digests) == 1
@@ -52,7 +54,8 @@ def test_nobody_restores_and_all_align(make_world: Make) -> None:
 
 def test_a_world_of_one(make_world: Make) -> None:
     world, digest = seeded(make_world, 1)
-    assert world.recover({0: Orders(world.plan())})[0].digest == digest
+    out = world.recover({0: Orders(world.plan())})[0]
+    assert (out.error, out.digest) == ("", digest)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +183,11 @@ def test_donors_that_differ_are_found(make_world: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "says"), [(4, r"step 7: ranks [1] differ from ranks [0, 2, 3]"), (2, "step 7: ranks [0] and ranks [1] differ")]
+    ("size", "says"),
+    [
+        (4, r"step 7: shard group 'replica': ranks [1] differ from ranks [0, 2, 3]"),
+        (2, "step 7: shard group 'replica': ranks [0] and ranks [1] differ"),
+    ],
 )
 def test_verify_names_the_odd_rank(make_world: Make, size: int, says: str) -> None:
     world, _ = seeded(make_world, size)

@@ -12,6 +12,7 @@ from instep.hooks import CommsRequest, Communicator, Interruption, Plugin, Recov
 from instep.model import Group, Json, Receipt, Role
 from instep.plugins import LoadedPlugins
 from instep.testing.simulator.clock import here
+from instep.testing.simulator.state import REPLICA
 
 if TYPE_CHECKING:
     from instep.testing.simulator.rank import Rank
@@ -69,7 +70,7 @@ class Simulated(Plugin):
         recovery.point("restore")
         roles = recovery.plan.roles
         restoring = [r for r, role in enumerate(roles) if role is Role.RESTORE]
-        donors = recovery.plan.donors["replica"] or ()
+        donors = recovery.plan.donors[REPLICA]
         if rank.rank in restoring:
             _receive(rank, recovery, donors)
         elif rank.rank in donors and restoring:
@@ -89,7 +90,7 @@ class Simulated(Plugin):
         rank = acting()
         rank.process.fails("verify")
         recovery.point("verify")
-        own = b"%d %d" % (recovery.plan.step, recovery.state.digest())
+        own = b"%d %d" % (recovery.plan.step, recovery.shards[0].digest())
         if len(set(recovery.gather(own))) > 1:
             raise InstepError(f"shared state differs after the recovery to step {recovery.plan.step}")
         return Receipt(phase="verify", plugin="simulated", rank=rank.rank, seconds=0.0, verified=True)

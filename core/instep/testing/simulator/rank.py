@@ -20,7 +20,7 @@ from instep.testing.simulator.network import Meeting
 from instep.testing.simulator.parts import Comms, Config, Gate, NodeBarrier, Unwinder
 from instep.testing.simulator.plugin import BACKEND, SLICE, loaded
 from instep.testing.simulator.process import Process
-from instep.testing.simulator.state import Private, RankState, SharedParts
+from instep.testing.simulator.state import REPLICA, Private, RankState, SharedParts
 
 if TYPE_CHECKING:
     from instep.engine import Engine
@@ -128,7 +128,7 @@ class Rank:
             status=self.standing.status,
             groups=self._groups,
             address=self._address,
-            shards={"replica": tuple(range(self.world_size))},
+            shards={REPLICA: self.world.everyone},
         )
 
     def meanwhile(self, check: Callable[[], None], planned: Callable[[], bool]) -> None:
@@ -159,12 +159,17 @@ class Rank:
             fresh=self.standing.status is Status.FRESH,
             torn=self.standing.status is Status.TORN,
             secret=b"",
-            state=SharedParts(self),
+            shards=(SharedParts(self),),
             check=self.board.checker(plan.incarnation),
             gather=self.comms.gather,
             point=self.point,
             deadline=self.process.clock.now + _RESTORE,
         )
+
+    publishes = False
+
+    def publish(self) -> None:
+        """Nothing is derived."""
 
     def reload(self, step: int) -> None:
         """Private state back from the record."""

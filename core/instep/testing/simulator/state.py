@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
     from instep.testing.simulator.rank import Rank
 
+REPLICA = "replica"
+"""The one shard group: all ranks hold the same."""
+
 
 class Private:
     """Stands in for ``instep.torch.private.Private``: one generator, kept in two slots."""
@@ -44,8 +47,15 @@ class Private:
 class SharedParts:
     """``instep.hooks.SharedState`` of a simulated rank; the plugin moves the numbers by itself."""
 
+    name, layouts = REPLICA, False
+
     def __init__(self, rank: "Rank") -> None:
         self._rank = rank
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """All ranks."""
+        return self._rank.world.everyone
 
     def describe(self) -> "tuple[bytes, Sequence[Tensor]]":
         """There are no tensors here."""
@@ -84,6 +94,7 @@ class RankState:
     """Stands in for ``instep.torch.state.RankState``."""
 
     ledger = None
+    adapters = ()
 
     def __init__(self, rank: "Rank", private: Private) -> None:
         self.private, self.shared = private, _Reducers()

@@ -1,0 +1,80 @@
+"""Runs the Megatron job in one layout, with faults and without, and compares every rank's end bit for bit."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from instep.messages import Injection
+from instep.testing.faults import Faults
+from instep.testing.jobs import JobRun, Jobs, Script
+
+JOB = str(Path(__file__).with_name("mcore_job.py"))
+GAP = 2
+"""Steps between faults, so that the collectives of a recovery are not counted to the next fault's step."""
+SETTINGS = {"preload": ["mcore_warm"], "limits.recoveries_without_commit": 20, "limits.same_fault": 50, "watchdog.stall": 15.0}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the job is laid out. ``args`` as ``mcore_gpt.options`` takes them."""
+
+    name: str
+    args: tuple[str, ...]
+    ranks: int = 4
+
+    def script(self, steps: int) -> Script:
+        """The job of so many steps. Steps are the job's own limit: what comes behind the last one belongs to the comparison."""
+        return Script(JOB, (*self.args, "--steps", str(steps)), ranks=self.ranks, steps=None)
+
+
+TWINS = Layout("dp4-2-instances", ("--instances", "2"))
+LAYOUTS = (
+    TWINS,
+    Layout("dp4-2-instances-fp32", ("--instances", "2", "--kind", "fp32")),
+    Layout("tp2-dp2", ("--tp", "2", "--instances", "2")),
+    Layout("pp2-dp2", ("--pp", "2", "--instances", "2")),
+    Layout("ep2-experts", ("--ep", "2", "--experts", "4", "--instances", "2")),
+    Layout("ep2-experts-plain", ("--ep", "2", "--experts", "4", "--plain")),
+    Layout("plain", ("--plain", "--batch", "6"), ranks=3),
+    Layout("plain-fp32", ("--plain", "--kind", "fp32", "--batch", "6"), ranks=3),
+    Layout("plain-tp2", ("--plain", "--tp", "2")),
+    Layout("overlap-grad", ("--instances", "2", "--overlap-grad")),
+    Layout("overlap-both", ("--instances", "2", "--overlap-grad", "--overlap-param")),
+    Layout("overlap-plain", ("--plain", "--overlap-grad", "--batch", "6"), ranks=3),
+    Layout("fp16-skipped", ("--instances", "2", "--kind", "fp16", "--overflow")),
+    Layout("fp16-plain", ("--plain", "--kind", "fp16", "--overflow", "--batch", "6"), ranks=3),
+    Layout("interleaved", ("--pp", "2", "--virtual", "2", "--layers", "4", "--instances", "2")),
+    Layout("tied-embeddings", ("--pp", "2", "--tied", "--instances", "2")),
+    Layout("ramp-rerun", ("--instances", "2", "--gradual", "--rerun")),
+)
+
+
+def finals(run: JobRun, ranks: int) -> list[dict[str, object]]:
+    """What each rank printed at its end."""
+    out: list[dict[str, object]] = []
+    for rank in range(ranks):
+        lines = [line for line in run.log(rank).splitlines() if line.startswith("FINAL ")]
+        assert lines, f"rank {rank} printed no end:\n{run.log(rank)[-3000:]}"
+        out.append(json.loads(lines[-1].removeprefix("FINAL ")))
+    return out
+
+
+def collectives(jobs: Jobs, layout: Layout) -> list[int]:
+    """How many collectives each rank issues in a step."""
+    trace = jobs.clean(layout.script(4), SETTINGS).trace
+    return [trace.steps[2, rank][0] for rank in range(layout.ranks)]
+
+
+def check(jobs: Jobs, layout: Layout, faults: Faults | Iterable[Injection], *, steps: int, lost: Sequence[int] = ()) -> JobRun:
+    """Run with faults and require that each of them happened but those with an id in ``lost``, and that nothing else can be told."""
+    script, placed = layout.script(steps), tuple(faults)
+    clean, run = jobs.clean(script, SETTINGS), jobs.run(script, placed, SETTINGS)
+    story = f"{layout.name}: " + ", ".join(f"{i.kind} {i.rank}@{i.step} {i.point}" for i in placed)
+    assert run.outcome.code == 0, f"{story}: {run.outcome.message}\n{run.log(placed[0].rank)[-3000:]}"
+    ours, theirs = finals(clean, layout.ranks), finals(run, layout.ranks)
+    differing = [f"rank {r} {key}" for r in range(layout.ranks) for key in ours[r] if ours[r][key] != theirs[r].get(key)]
+    assert not differing, f"{story}: {differing}"
+    assert all(i.scope == "in_process" and i.steps_lost == 0 and i.verified for i in run.incidents), f"{story}: {run.incidents}"
+    assert {i.id for i in run.missing} <= set(lost), f"{story}: never happened: {[i.id for i in run.missing]}"
+    return run

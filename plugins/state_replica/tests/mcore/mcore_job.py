@@ -1,0 +1,95 @@
+"""The job of the Megatron tests: trains, and prints digests of all that a run with faults must share with one without."""
+
+import hashlib
+import json
+import random
+
+import mcore_gpt
+import torch
+from megatron.core.num_microbatches_calculator import get_current_global_batch_size, update_num_microbatches
+from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine, initialize_rerun_state_machine
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from torch import Tensor
+
+import instep
+from instep_state_replica.megatron import Megatron
+
+
+def digest(tree: object) -> str:
+    """Bytes of all tensors and text of all else, in order."""
+    state = hashlib.sha256()
+
+    def feed(node: object) -> None:
+        if isinstance(node, Tensor):
+            flat = node.detach().contiguous().view(-1)
+            state.update(f"{node.dtype}{tuple(node.shape)}".encode() + (flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""))
+        elif isinstance(node, dict):
+            for key, value in node.items():
+                state.update(repr(key).encode())
+                feed(value)
+        elif isinstance(node, list | tuple):
+            for value in node:
+                feed(value)
+        else:
+            state.update(repr(node).encode())
+
+    feed(tree)
+    return state.hexdigest()[:16]
+
+
+def final(training: mcore_gpt.Training, counters: dict[str, int]) -> dict[str, object]:
+    """Every parameter, every optimizer tensor, generators, schedule: by digest."""
+    parts = [part for part in training.optimizer.chained_optimizers if not part.is_stub_optimizer]
+    groups = [[{k: v for k, v in g.items() if k != "params"} for g in part.optimizer.param_groups] for part in parts]
+    parameters = [p for part in parts for g in part.optimizer.param_groups for p in g["params"]]
+    moments = [part.optimizer.state[p] for part in parts for g in part.optimizer.param_groups for p in g["params"]]
+    scalers = [part.grad_scaler.state_dict() for part in parts if getattr(part, "grad_scaler", None)]
+    return {
+        "parameters": digest([list(chunk.parameters()) for chunk in training.chunks]),
+        "buffers": digest([dict(chunk.named_buffers()) for chunk in training.chunks]),
+        "main": digest(parameters),
+        "moments": digest(moments),
+        "groups": digest(groups),
+        "schedule": training.scheduler.num_steps,
+        "scale": digest(scalers),
+        "torch": digest(torch.get_rng_state()),
+        "python": digest(random.getstate()),
+        "tracker": digest(get_cuda_rng_tracker().get_states()),
+        "batch": get_current_global_batch_size(),
+        "iteration": get_rerun_state_machine().current_iteration,
+        **counters,
+    }
+
+
+def main() -> None:
+    args = mcore_gpt.options()
+    torch.set_num_threads(1)
+    session = instep.init()
+    if args.rerun:
+        initialize_rerun_state_machine(mode=RerunMode.VALIDATE_RESULTS)
+    training = mcore_gpt.Training(args, session.rank)
+    counters = {"consumed": 0, "skipped": 0}
+    session.protect(training=Megatron(training.chunks, training.optimizer, training.scheduler), counters=counters)
+
+    @session.recoverable
+    def train() -> int:
+        while session.step < args.steps:
+            update_num_microbatches(counters["consumed"])
+            batch, machine = get_current_global_batch_size(), get_rerun_state_machine()
+            while machine.should_run_forward_backward(None):
+                training.gradients(counters["consumed"])
+            with session.commit():
+                updated, _norm, _zeros = training.optimizer.step()
+                if updated:
+                    training.scheduler.step(increment=batch)
+                counters["skipped"] += not updated
+                counters["consumed"] += batch
+        return session.step
+
+    train()
+    training.gathered()
+    print("FINAL " + json.dumps(final(training, counters)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
