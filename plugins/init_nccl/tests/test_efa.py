@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from efa_machine import FABRIC, LIBRARY, build, put, take
 
+from instep.agent.agent import Launch, run
+from instep.config import Config
 from instep.errors import ConfigError
 from instep.hooks import Job
 from instep_init_nccl import InitNccl, efa
@@ -107,3 +109,14 @@ def test_the_configuration_is_above_the_plugin(tmp_path: Path) -> None:
 def test_a_variable_in_small_letters_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\[plugins.init_nccl.variables\] 'nccl_debug': names are upper case"):
         environment(efa=False, variables={"nccl_debug": "INFO"}, machine=Machine(tmp_path))
+
+
+@pytest.mark.skipif(bool(efa.devices(Machine())), reason="this machine has EFA")
+def test_a_job_ends_at_its_start_with_the_rank_and_the_remedy(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import instep\ninstep.init()\n")
+    settings = Config.model_validate({"plugins": {"init_nccl": {"efa": True}}})
+    outcome = run(Launch(str(script), config=settings, preload=False, quiet=True))
+    assert outcome.code == 2
+    for part in ("rank 0: the settings name EFA (efa = true)", "vpc.amazonaws.com/efa", "plugins.init_nccl.efa = false"):
+        assert part in outcome.message
