@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from instep.errors import InstepError, UsageError
+from instep.torch import routing
 
 Layout = list[list[int]]
 """For each bucket, in the order of reduction, the numbers of its parameters."""
@@ -228,10 +229,10 @@ class Reducer:
         return list(reversed(buckets))
 
     def _rebuilds(self) -> bool:
-        return not self.ddp.find_unused_parameters and isinstance(self.ddp.process_group, Scripted)
+        return not self.ddp.find_unused_parameters and isinstance(self._group(), Scripted)
 
     def _group(self) -> Scripted:
-        return cast(Scripted, self.ddp.process_group)
+        return cast(Scripted, routing.handle_of(self.ddp.process_group))
 
     def _has_gradients(self) -> bool:
         return any(p.grad is not None for p in self._parameters)

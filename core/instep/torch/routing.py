@@ -71,6 +71,12 @@ def make_world(gate: Gate, *, rank: int, size: int, backend: str) -> None:
     dist.init_process_group(_ROUTED[backend], store=HashStore(), rank=rank, world_size=size)
 
 
+def handle_of(group: dist.ProcessGroup) -> "AnyHandle | dist.ProcessGroup":
+    """The handle whose group this is; the group itself if it has none."""
+    handles = _gates[-1].handles if _gates else []
+    return next((handle for handle in handles if handle.process_group is group), group)
+
+
 def count() -> int:
     """c10d's name counter; groups made in a block are unmade by setting it back."""
     return int(c10d._world.group_count)
