@@ -151,7 +151,9 @@ class _Drill:
 
     def launch(self, traces: Path | None = None, injections: Sequence[Injection] = ()) -> Launch:
         """One run's settings; without ``traces`` those of the fork server."""
-        settings = {"drill": {"directory": str(traces), "steps": self.steps, "seed": self.args.seed}} if traces else {}
+        settings: dict[str, object] = {} if self.args.backend == "gloo" else {"backend": self.args.backend, "plugins.init_nccl": True}
+        if traces:
+            settings["drill"] = {"directory": str(traces), "steps": self.steps, "seed": self.args.seed}
         return Launch(
             script=self.name,
             module=self.module,

@@ -1,6 +1,7 @@
 """The small job that ``instep drill`` runs when no script is given: it has one of everything that a recovery must bring back."""
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -27,7 +28,8 @@ def main() -> None:
     torch.manual_seed(0)
     samples = data()
     loader = DataLoader(samples, batch_size=8, sampler=DistributedSampler(samples))
-    model = DistributedDataParallel(network(), bucket_cap_mb=0.02)
+    device = torch.device("cpu") if dist.get_backend() == "instep" else session.device
+    model = DistributedDataParallel(network().to(device), bucket_cap_mb=0.02)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=3e-3)
@@ -38,7 +40,7 @@ def main() -> None:
     def train() -> None:
         while True:
             for x, y in loader:
-                nn.functional.cross_entropy(model(x), y).backward()
+                nn.functional.cross_entropy(model(x.to(device)), y.to(device)).backward()
                 with session.commit():
                     optimizer.step()
                     scheduler.step()

@@ -8,7 +8,7 @@ from pydantic import Field, PrivateAttr
 from instep.agent.channel import inherited
 from instep.errors import InstepError
 from instep.hooks import CommsRequest, Communicator, Interruption, Job, Plugin, hookimpl
-from instep.model import Group, Json
+from instep.model import Group, Json, Unrecoverable, Vote
 from instep_init_nccl import exports
 from instep_init_nccl.efa import require
 from instep_init_nccl.machine import Machine
@@ -63,6 +63,13 @@ class InitNccl(Plugin):
         """Abort the communicators of older incarnations."""
         if self._nccl is not None:
             self._nccl.quiesce(interruption.incarnation)
+
+    @hookimpl
+    def plan(self, votes: Sequence[Vote]) -> Unrecoverable | None:
+        """In the agent: whether torch has room for one more backend of each group; the next rung if not."""
+        from instep_init_nccl.swaps import exhausted
+
+        return exhausted(votes, NAME)
 
     @hookimpl
     def reinit_comms(self, request: CommsRequest) -> Sequence[Communicator] | None:

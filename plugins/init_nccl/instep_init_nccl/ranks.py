@@ -1,12 +1,13 @@
 """``NcclRank``: NCCL on one rank, from the first group that asks for it until the process ends."""
 
 import socket
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from instep.errors import CommsError
+from instep.errors import CommsError, ConfigError
 from instep.hooks import CommsRequest, Job
 from instep.model import Json
 from instep_init_nccl import backend, health
@@ -28,7 +29,7 @@ class Choices:
 
 
 class NcclRank:
-    """Opens the mini root. Raises ``CommsError`` when NCCL cannot be used here, naming the rank and the remedy."""
+    """Opens the mini root. Raises ``ConfigError`` when NCCL cannot be used here, naming the rank and the remedy."""
 
     def __init__(self, job: Job, choices: Choices, *, plugin: str) -> None:
         self._job, self._choices, self._plugin = job, choices, plugin
@@ -39,13 +40,14 @@ class NcclRank:
         try:
             self._root = MiniRoot(secret=job.secret, host=socket.gethostbyname(job.host), port=port)
         except CommsError as error:
-            raise CommsError(f"rank {job.rank}: {error}: choose another plugins.init_nccl.port, or none") from error
+            raise ConfigError(f"rank {job.rank}: {error}; choose another plugins.init_nccl.port, or none") from error
         self._captured = Captured(torch.cuda.CUDAGraph, torch.distributed.ProcessGroupNCCL)
         self._live: list[tuple[int, NcclCommunicator]] = []
+        self._swaps: Counter[str] = Counter()
 
     def note(self) -> Mapping[str, Json]:
         """What peers must know."""
-        return {"host": self._root.host, "port": self._root.port, "nccl": self._version}
+        return {"host": self._root.host, "port": self._root.port, "nccl": self._version, "swaps": max(self._swaps.values(), default=0)}
 
     def connect(self, request: CommsRequest) -> list[NcclCommunicator]:
         """Connect the groups of a request, in order."""
@@ -59,6 +61,7 @@ class NcclRank:
         connecting = Connecting(self._root, wanted, rank=request.rank, device=self._device, head=self._head, limits=limits)
         connecting.start()
         made = connecting.result(request.check)
+        self._swaps.update(group.name for group in request.groups)
         self._live = [one for one in self._live if not one[1].aborted.is_set()] + [(request.incarnation, one) for one in made]
         self._captured.swapped(request.incarnation, [one.backend for number, one in self._live if number == request.incarnation])
         return made
