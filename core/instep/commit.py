@@ -75,8 +75,7 @@ class Commit:
             )
         self._open()
         yield
-        s.standing.status = Status.APPLIED
-        s.point("applied")
+        s.point("applied")  # and torn still: the rest of the body is part of the step
 
     def publish(self, run: Callable[[], object]) -> None:
         """See ``adapter.Port``. A rank that rolls forward has nobody to talk to: all ranks publish in the recovery."""
