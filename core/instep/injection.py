@@ -36,6 +36,7 @@ POINTS = {
     "connect": "in a recovery: communicators are being made",
     "restore": "in a recovery: state is about to move",
     "mid_transfer": "in a recovery: half of a state has moved",
+    "publish": "in a recovery: what is derived from restored shards is about to be handed out",
     "verify": "in a recovery: state is about to be compared",
 }
 """Every point, and where in a step it lies."""

@@ -241,6 +241,7 @@ class LocalRank:
 
     def publish(self) -> None:
         """What is derived from restored shards; see ``Adapter.publish``."""
+        self.point("publish")
         self.state.publish()
 
     def reload(self, step: int) -> None:

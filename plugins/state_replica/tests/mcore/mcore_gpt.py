@@ -31,6 +31,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     for flag in ("plain", "overlap-grad", "overlap-param", "tied", "rerun", "gradual", "overflow"):
         parser.add_argument(f"--{flag}", action="store_true")
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--late", help="R@S: rank R sees no end of step S's commit barrier, until a fault cuts it")
     return parser.parse_args(arguments)
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from instep.messages import Injection
@@ -22,6 +22,9 @@ class Layout:
     name: str
     args: tuple[str, ...]
     ranks: int = 4
+
+    def __str__(self) -> str:
+        return self.name
 
     def script(self, steps: int) -> Script:
         """The job of so many steps. Steps are the job's own limit: what comes behind the last one belongs to the comparison."""
@@ -66,15 +69,25 @@ def collectives(jobs: Jobs, layout: Layout) -> list[int]:
     return [trace.steps[2, rank][0] for rank in range(layout.ranks)]
 
 
-def check(jobs: Jobs, layout: Layout, faults: Faults | Iterable[Injection], *, steps: int, lost: Sequence[int] = ()) -> JobRun:
-    """Run with faults and require that each of them happened but those with an id in ``lost``, and that nothing else can be told."""
+def run(jobs: Jobs, layout: Layout, faults: Faults | Iterable[Injection], *, steps: int) -> JobRun:
+    """Run with faults, however it ends."""
+    return jobs.run(layout.script(steps), tuple(faults), SETTINGS)
+
+
+def check(
+    jobs: Jobs, layout: Layout, faults: Faults | Iterable[Injection], *, steps: int, lost: Sequence[int] = (), extra: tuple[str, ...] = ()
+) -> JobRun:
+    """Run with faults and require that each of them happened but those with an id in ``lost``, and that nothing else can be told.
+
+    ``extra`` arguments are for the run with faults alone.
+    """
     script, placed = layout.script(steps), tuple(faults)
-    clean, run = jobs.clean(script, SETTINGS), jobs.run(script, placed, SETTINGS)
+    clean, other = jobs.clean(script, SETTINGS), jobs.run(replace(script, args=(*script.args, *extra)), placed, SETTINGS)
     story = f"{layout.name}: " + ", ".join(f"{i.kind} {i.rank}@{i.step} {i.point}" for i in placed)
-    assert run.outcome.code == 0, f"{story}: {run.outcome.message}\n{run.log(placed[0].rank)[-3000:]}"
-    ours, theirs = finals(clean, layout.ranks), finals(run, layout.ranks)
+    assert other.outcome.code == 0, f"{story}: {other.outcome.message}\n{other.log(placed[0].rank)[-3000:]}"
+    ours, theirs = finals(clean, layout.ranks), finals(other, layout.ranks)
     differing = [f"rank {r} {key}" for r in range(layout.ranks) for key in ours[r] if ours[r][key] != theirs[r].get(key)]
     assert not differing, f"{story}: {differing}"
-    assert all(i.scope == "in_process" and i.steps_lost == 0 and i.verified for i in run.incidents), f"{story}: {run.incidents}"
-    assert {i.id for i in run.missing} <= set(lost), f"{story}: never happened: {[i.id for i in run.missing]}"
-    return run
+    assert all(i.scope == "in_process" and i.steps_lost == 0 and i.verified for i in other.incidents), f"{story}: {other.incidents}"
+    assert {i.id for i in other.missing} <= set(lost), f"{story}: never happened: {[i.id for i in other.missing]}"
+    return other

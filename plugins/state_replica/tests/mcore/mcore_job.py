@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import time
 
 import mcore_gpt
 import torch
@@ -61,10 +62,28 @@ def final(training: mcore_gpt.Training, counters: dict[str, int]) -> dict[str, o
     }
 
 
+def be_late(session: "instep.Session", step: int) -> None:
+    """Do not see the end of the barrier of ``step``: a rank that was not scheduled while the others went on."""
+    local = session._engine.local
+    wait = local.barrier.wait
+
+    def late(seconds: float) -> bool:
+        if session.step != step or local.board.current > 0:
+            return wait(seconds)
+        time.sleep(seconds)
+        if local.board.revoked:
+            print(f"cut in the barrier of step {step}", flush=True)
+        return False
+
+    local.barrier.wait = late  # type: ignore[method-assign]
+
+
 def main() -> None:
     args = mcore_gpt.options()
     torch.set_num_threads(1)
     session = instep.init()
+    if args.late and args.late.startswith(f"{session.rank}@"):
+        be_late(session, int(args.late.partition("@")[2]))
     if args.rerun:
         initialize_rerun_state_machine(mode=RerunMode.VALIDATE_RESULTS)
     training = mcore_gpt.Training(args, session.rank)
