@@ -43,6 +43,7 @@ def test_the_manifest_is_that_of_the_code() -> None:
     assert {component.name: told.get(component.name) for component in MANIFEST} == {c.name: c.expected for c in MANIFEST}
 
 
+@pytest.mark.timeout(120)
 def test_the_counts_of_computed_ids_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """They depend on no release and no machine: NCCL's messages have a fixed size. What torch's store says may change with torch."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
