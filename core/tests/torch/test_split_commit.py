@@ -157,8 +157,8 @@ def test_twins_at_once_are_no_way_to_go_on_in_process(tmp_path: Path, sessions: 
         ("def loop():\n    with session.commit(): pass\n", "the commit of step 0 is empty"),
         ("def loop():\n    halves.step(torch.zeros(6))\n", "outside of a commit"),
         ("def loop():\n    with session.commit(): halves.step(torch.zeros(6)); halves.step(torch.zeros(6))\n", "inside a commit body"),
-        ("def skip(_): return True\ndef loop():\n    with session.commit():\n        halves.step(torch.zeros(6))\n"
-         "        halves.port.update().__enter__()\n", "twice in a commit"),
+        (("def skip(_): return True\ndef loop():\n    with session.commit():\n        halves.step(torch.zeros(6))\n"
+         "        halves.port.update().__enter__()\n"), "twice in a commit"),
     ],
 )  # fmt: skip
 def test_a_commit_without_its_step_and_a_step_without_its_commit(body: str, expected: str, tmp_path: Path, sessions: Server) -> None:
