@@ -16,12 +16,13 @@ from instep.injection import Injections
 from instep.lifecycle import Lifecycle
 from instep.link import Link
 from instep.messages import Message, Welcome
-from instep.model import Fault, Plan, Status, Vote
+from instep.model import Plan, Status, Vote
 from instep.plugins import LoadedPlugins, prepared
 from instep.standing import Standing
 from instep.torch import joining, rng, routing
 from instep.torch.comms import Comms
 from instep.torch.control import Control
+from instep.torch.followers import Followers
 from instep.torch.gate import Gate
 from instep.torch.ledger import Ledger
 from instep.torch.receiving import Receiving
@@ -78,8 +79,7 @@ class LocalRank:
         self.gate.recording = not self.gate.loopback
         self.unwinder = Unwinder(self.board)
         self.lifecycle = Lifecycle(self.board, self.plugins, self, self.tell, time.monotonic)
-        self._detectors = list(self.plugins.each("detect"))
-        self._followers = any(True for _ in self.plugins.each("committed", step=0))
+        self._followers = Followers(self.plugins)
         self.control.watch(self.lifecycle, self.unwinder, self.gate)
 
     def _welcomed(self, welcome: Welcome) -> None:
@@ -104,11 +104,7 @@ class LocalRank:
         self._uninstall()
         self.state.close()
         self.gate.close()
-        for plugin, close in self.plugins.each("close"):
-            try:
-                close()
-            except Exception:
-                log.exception("plugin %s: close failed", plugin)
+        self._followers.close()
         self._routing.close()
         self._link.close()
 
@@ -136,21 +132,13 @@ class LocalRank:
 
     def detect(self) -> None:
         """Raise what a plugin's ``detect`` found, as a fault of this rank."""
-        for plugin, run in self._detectors:
-            fault = run()
-            if isinstance(fault, Fault):
-                raise InstepError(f"plugin {plugin} detected: {fault.detail}")
+        self._followers.detect()
 
     def committed(self) -> None:
         """Tell the plugins that follow commits, and the drill's ledger."""
         if self.state.ledger is not None:
             self.state.ledger.committed(self.standing.step - 1)
-        if self._followers:
-            for plugin, run in self.plugins.each("committed", step=self.standing.step):
-                try:
-                    run()
-                except Exception:
-                    log.exception("plugin %s: committed failed", plugin)
+        self._followers.committed(self.standing.step)
 
     def agree(self) -> None:
         """Before the first block: fix layouts, and prove that all ranks start from equal shared state."""
