@@ -1,21 +1,23 @@
 # Needs Python 3.11 or newer and make; everything else goes into a virtual environment of its own in .venv.
 PYTHON ?= python3.11
 TORCH ?= torch==2.13.0
+MEGATRON ?= megatron-core==0.16.1
 MINUTES ?= 10
 ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+MEGATRON_VENV := build/megatron
 PROJECTS := $(wildcard plugins/*/pyproject.toml examples/*/pyproject.toml)
 CHECKED := core plugins tests examples benchmarks docs
 TYPED := core plugins tests
 
-.PHONY: help venv demo test bench stress sim docs lint format clean
+.PHONY: help venv demo test test-megatron bench stress sim docs lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show these lines
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
 
 venv: $(READY)  ## make the virtual environment
 
@@ -32,6 +34,17 @@ demo: $(READY)  ## train a small GPT on 4 ranks through four faults, and compare
 
 test: $(READY)  ## run the tests (ARGS='-k plan' for some of them, ARGS='-m full' for the whole fault matrix)
 	$(BIN)/python -m pytest $(ARGS)
+
+# An environment of its own, so that it can be another version of Megatron, with what that one needs: MEGATRON=megatron-core==0.15.3.
+$(MEGATRON_VENV)/.ready: pyproject.toml $(PROJECTS) Makefile
+	@echo "Setting up $(MEGATRON_VENV), once: this takes a minute or two."
+	@$(PYTHON) -m venv $(MEGATRON_VENV)
+	@$(MEGATRON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" "$(MEGATRON)" einops
+	@$(MEGATRON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch,testing]' -e plugins/init_gloo -e plugins/state_replica
+	@touch $@
+
+test-megatron: $(MEGATRON_VENV)/.ready  ## kill every rank before and after every collective of megatron-core, in every layout: half an hour and more
+	$(MEGATRON_VENV)/bin/python -m pytest plugins/state_replica/tests/mcore -m 'full or not full' $(ARGS)
 
 bench: $(READY)  ## run every benchmark
 	$(BIN)/python benchmarks/recovery_time.py $(ARGS)

@@ -73,3 +73,21 @@ def test_outside_a_block_collectives_do_not_count() -> None:
     now = 0
     with pytest.raises(InjectedFault):
         injections.at("collective", 0)
+
+
+def test_collectives_are_numbered_from_the_start_of_a_step() -> None:
+    """``#2`` is the second one issued; a block that starts again counts anew, and a look ahead fires nothing."""
+    injections = placed("issue#2|complete#3", told=[])
+    for point in ("step", "issue", "complete", "step", "issue", "complete"):
+        injections.at(point, 2)
+    assert not injections.expects("complete", 2)
+    with pytest.raises(InjectedFault, match="'issue' of step 2"):
+        injections.at("issue", 2)
+
+    injections = placed("complete#2", told=[])
+    injections.at("issue", 2)
+    injections.at("issue", 2)
+    assert injections.expects("complete", 2)
+    assert not injections.expects("complete", 3)
+    with pytest.raises(InjectedFault, match="'complete' of step 2"):
+        injections.at("complete", 2)

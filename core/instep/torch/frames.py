@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PARAMETER_SYNC = frozenset({"_sync_params_and_buffers", "_sync_module_states"})
+_MEGATRON = f"{os.sep}megatron{os.sep}core{os.sep}distributed{os.sep}"
 
 
 def _outside() -> Iterator[FrameType]:
@@ -20,8 +21,12 @@ def _outside() -> Iterator[FrameType]:
 
 
 def parameter_sync() -> bool:
-    """Whether DDP's constructor is making parameters equal; they come from a donor later, so the result need not be kept."""
-    return any(frame.f_code.co_name in _PARAMETER_SYNC for frame in _outside())
+    """Whether DDP is making parameters equal, torch's or Megatron's; they come from a donor later, so the result need not be kept."""
+    return any(frame.f_code.co_name in _PARAMETER_SYNC or _megatron(frame) for frame in _outside())
+
+
+def _megatron(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "broadcast_params" and _MEGATRON in frame.f_code.co_filename
 
 
 def bucket_rebuild() -> bool:

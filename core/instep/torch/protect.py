@@ -13,6 +13,9 @@ from instep.torch.adapter import Adapter, Port
 if TYPE_CHECKING:
     from instep.torch.local import LocalRank
 
+_MEGATRON = ("megatron.core.distributed", "megatron.core.optimizer")
+"""Where the classes are defined whose state lies in shards that only the adapter of Megatron knows; schedules too."""
+
 
 def protect(local: "LocalRank", port: Port, objects: Mapping[str, object], private: Mapping[str, object]) -> None:
     """Take ``objects`` as shared state, loaders and generators among them and everything in ``private`` as private state.
@@ -33,11 +36,21 @@ def protect(local: "LocalRank", port: Port, objects: Mapping[str, object], priva
             obj.attach(port, rank=local.rank, world_size=local.world_size)
             state.add_adapter(name, obj)
             continue
+        _needs_adapter(name, obj)
         state.shared.add(name, obj)
         if isinstance(obj, nn.Module):
             state.private.add_module(name, obj)
     for name, obj in private.items():
         _private(local, name, obj)
+
+
+def _needs_adapter(name: str, obj: object) -> None:
+    if any(cls.__module__.startswith(_MEGATRON) for cls in type(obj).__mro__):
+        raise UsageError(
+            f"session.protect({name}=...): a {type(obj).__qualname__} of Megatron needs the adapter, which knows its shards and splits its "
+            "update: session.protect(training=Megatron(chunks, optimizer, scheduler)) with `from instep_state_replica.megatron import "
+            "Megatron` (pip install 'instep-state-replica[megatron]')"
+        )
 
 
 def _private(local: "LocalRank", name: str, obj: object) -> None:

@@ -21,7 +21,7 @@ class Parameters:
         """See ``ShardGroup``."""
         return tree(tensors=self._named)
 
-    def fit(self, theirs: Tree) -> Tree:
+    def fit(self, theirs: Tree) -> Tree:  # noqa: ARG002 - there is nothing more to compare
         """Names, shapes and types are compared by whoever lays the trees over each other."""
         return self.tree()
 

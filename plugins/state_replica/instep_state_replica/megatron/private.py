@@ -25,7 +25,8 @@ class Generators:
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Generators stay the same objects; an interrupted fork() may have left another one current."""
-        tracker, new = _tracker(), {}
+        tracker = _tracker()
+        new: dict[str, object] = {}
         live: Mapping[str, object] = tracker.get_states()  # type: ignore[attr-defined]
         for key, value in state.items():
             generator = live.get(key)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import random
 import time
+from typing import Any
 
 import mcore_gpt
 import torch
@@ -62,20 +63,20 @@ def final(training: mcore_gpt.Training, counters: dict[str, int]) -> dict[str, o
     }
 
 
-def be_late(session: "instep.Session", step: int) -> None:
+def be_late(session: Any, step: int) -> None:
     """Do not see the end of the barrier of ``step``: a rank that was not scheduled while the others went on."""
     local = session._engine.local
     wait = local.barrier.wait
 
     def late(seconds: float) -> bool:
         if session.step != step or local.board.current > 0:
-            return wait(seconds)
+            return bool(wait(seconds))
         time.sleep(seconds)
         if local.board.revoked:
             print(f"cut in the barrier of step {step}", flush=True)
         return False
 
-    local.barrier.wait = late  # type: ignore[method-assign]
+    local.barrier.wait = late
 
 
 def main() -> None:

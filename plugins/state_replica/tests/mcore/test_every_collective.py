@@ -30,7 +30,7 @@ def crowds(every: Sequence[tuple[int, str]]) -> Iterator[Faults]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("layout", [l for l in LAYOUTS if l.name in QUICK], ids=str)
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout.name in QUICK], ids=str)
 def test_victims_in_turn(jobs: Jobs, layout: Layout) -> None:
     counts = collectives(jobs, layout)
     places = [(k, where) for k in range(1, min(counts) + 1) for where in PLACES]

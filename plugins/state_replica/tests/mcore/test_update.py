@@ -17,7 +17,7 @@ PAIRS = ((0, 1), (0, 3), (1, 2), (2, 3))
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("layout", [pytest.param(l, marks=[] if l.name in QUICK else [pytest.mark.full]) for l in LAYOUTS], ids=str)
+@pytest.mark.parametrize("layout", [pytest.param(x, marks=[] if x.name in QUICK else [pytest.mark.full], id=x.name) for x in LAYOUTS])
 def test_victims_in_turn(jobs: Jobs, layout: Layout) -> None:
     faults = Faults()
     for index, place in enumerate(PLACES):
@@ -66,7 +66,7 @@ def test_two_faults_in_a_row(jobs: Jobs) -> None:
 @pytest.mark.timeout(120)
 def test_second_fault_in_the_transfer(jobs: Jobs) -> None:
     """A donor in the middle of what it sends, and a replacement in the middle of what it is given."""
-    layout = next(l for l in LAYOUTS if l.name == "plain")
+    layout = next(layout for layout in LAYOUTS if layout.name == "plain")
     faults = Faults().kill(rank=0).at(step=2, phase="amid").kill(rank=1).at(step=3, phase="mid_transfer")
     faults.kill(rank=2).at(step=6, phase="body").kill(rank=2, birth=1).at(phase="mid_transfer")
     done = check(jobs, layout, faults, steps=10)
