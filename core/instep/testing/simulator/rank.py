@@ -20,7 +20,7 @@ from instep.testing.simulator.network import Meeting
 from instep.testing.simulator.parts import Comms, Config, Gate, NodeBarrier, Unwinder
 from instep.testing.simulator.plugin import BACKEND, SLICE, loaded
 from instep.testing.simulator.process import Process
-from instep.testing.simulator.state import REPLICA, Private, RankState, SharedParts
+from instep.testing.simulator.state import REPLICA, Idle, Private, RankState, SharedParts
 
 if TYPE_CHECKING:
     from instep.engine import Engine
@@ -32,7 +32,7 @@ _RESTORE = 30.0
 """Seconds that ``restore_state`` is given."""
 
 
-class Rank:
+class Rank(Idle):
     """Everything of one birth of a rank."""
 
     def __init__(self, process: Process) -> None:
@@ -131,9 +131,6 @@ class Rank:
             shards={REPLICA: self.world.everyone},
         )
 
-    def meanwhile(self, check: Callable[[], None], planned: Callable[[], bool]) -> None:
-        """Nothing is worth doing ahead."""
-
     def phase(self, name: str) -> None:
         """Show the phase in the record."""
         self.standing.at(State.RECOVERY, operation=name)
@@ -146,9 +143,6 @@ class Rank:
         self.standing.must_hold(plan, self.rank)
         self._sequence = 0
         return [CommsRequest(BACKEND, self.rank, plan.incarnation, self._groups, plan.book, self.board.checker(plan.incarnation))]
-
-    def install(self, request: CommsRequest, answer: tuple[str, object] | None) -> None:
-        """The group is connected."""
 
     def recovery(self, plan: Plan) -> Recovery:
         """The argument of the later phases."""
@@ -165,11 +159,6 @@ class Rank:
             point=self.point,
             deadline=self.process.clock.now + _RESTORE,
         )
-
-    publishes = False
-
-    def publish(self) -> None:
-        """Nothing is derived."""
 
     def reload(self, step: int) -> None:
         """Private state back from the record."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from instep.hooks import CommsRequest
 from instep.testing.simulator import model
 from instep.testing.simulator.process import Process
 
@@ -110,3 +111,18 @@ class RankState:
     def dump(self) -> None:
         """All ranks are released: this is how the block ended here."""
         self._rank.world.checks.left(self._rank, self._rank.standing.step)
+
+
+class Idle:
+    """The parts of ``instep.lifecycle.Local`` in which a simulated rank has nothing to do."""
+
+    publishes = False
+
+    def publish(self) -> None:
+        """Nothing is derived."""
+
+    def meanwhile(self, check: Callable[[], None], planned: Callable[[], bool]) -> None:
+        """Nothing is worth doing ahead."""
+
+    def install(self, request: CommsRequest, answer: tuple[str, object] | None) -> None:
+        """The group is connected."""
