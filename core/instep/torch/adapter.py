@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
-from torch import nn
+from torch import Tensor, nn
 
 from instep.torch.private import Stateful
 
@@ -89,3 +89,11 @@ class Adapter(Protocol):
 
     def reset(self) -> None:
         """On a survivor: forget the step that was cut. Local, and may be repeated."""
+
+
+@runtime_checkable
+class Covering(Adapter, Protocol):
+    """An adapter that sees to parameters of modules which are protected beside it."""
+
+    def covers(self) -> Sequence[Tensor]:
+        """Parameters that are in its groups on some rank, and that ``publish`` brings to all others: nothing else sends them."""

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from instep.agent.records import Slots
 from instep.errors import UsageError
+from instep.torch.dtensor import local, sharded
 from instep.torch.tape import raw
 
 _ALIGN = 64
@@ -73,11 +74,15 @@ class Buffers:
         with torch.no_grad():
             for i in stale:
                 mark, (_, owner, key) = marks[i], self._places[i]
-                if mark is None or mark.of(tensors[i]):
+                if mark is None or mark.of(tensors[i]) or sharded(owner._buffers[key]):  # type: ignore[arg-type]
                     tensors[i].copy_(views[i])
                 else:
                     owner._buffers[key] = tensors[i] = views[i].to(tensors[i].device, copy=True)
                 marks[i] = _Mark(tensors[i])
+
+    def forget(self, step: int) -> None:
+        """The slot of ``step`` was written by somebody else."""
+        self._marks[step % 2][:] = [None] * len(self._places)
 
     def moved(self) -> Iterator[tuple[str, Tensor]]:
         """Buffers whose version moved since the last ``write``: in a commit body, so they are shared from now on.
@@ -100,6 +105,10 @@ class Buffers:
                 self._shared.add(name)
                 yield name, tensors[i]
 
+    def share_exactly(self, names: set[str]) -> None:
+        """Share these and no others: those of a state that was loaded as a whole."""
+        self._shared = {name for name, _, _ in self._places if name in names}
+
     @property
     def shared(self) -> list[str]:
         """Names of buffers that turned out to be shared."""
@@ -119,7 +128,7 @@ class Buffers:
             tensor = owner._buffers[key]
             if tensor is None:
                 raise UsageError(f"buffer {name!r} became None; private state must keep its shape after the first block starts")
-            tensors.append(tensor)
+            tensors.append(local(tensor))
         return tensors
 
     def _check(self, tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:

@@ -1,58 +1,40 @@
-"""Parameters that are DTensors, as ``fully_shard`` and tensor parallelism make them: which ranks hold equal shards, and their state.
+"""Shard groups of parameters that are DTensors, by their placements: parameters, and what optimizers keep for them.
 
-A DTensor's placements decide: ranks that differ only in mesh dimensions on which it is replicated hold the same bytes. What an
-optimizer keeps for a sharded parameter, its step counter too, belongs to the parameter's group.
+What an optimizer keeps for a sharded parameter, its step counter too, belongs to the parameter's group. One-dimensional sharding leaves
+each rank alone with its part: such a group has one replica.
 """
 
+import zlib
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from instep.errors import UsageError
-from instep.torch.adapter import ShardGroup, Tree, name, tree
+from instep.torch.adapter import ShardGroup, Tree, tree
+from instep.torch.dtensor import local, replicas
 from instep.torch.overlay import branch
 from instep.torch.protected import OptimizerState
 
-_KEPT, _PLAIN = "shards", "plain"
+_PARTS, _PLAIN, _LAYOUTS, _ORDER = "shards", "plain", "layouts", "order"
+_LISTED = 8
+"""Replicas that a group's name lists; more are told apart by a checksum."""
 
 
-def sharded(tensor: Tensor) -> bool:
-    """Whether some rank may hold another part of this tensor."""
-    return isinstance(tensor, DTensor)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part that this rank holds: the same object at every call, whose memory is the tensor's own."""
-    if not isinstance(tensor, DTensor):
-        return tensor
-    with torch.no_grad():
-        return tensor.to_local()
-
-
-def replicas(tensor: DTensor) -> tuple[int, ...]:
-    """Global ranks that hold the same part as this rank, ascending.
-
-    Raises:
-        UsageError: the tensor waits for a reduction, or this rank is outside of its mesh.
-    """
-    mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
-    if coordinate is None or any(p.is_partial() for p in tensor.placements):
-        raise UsageError(
-            f"a DTensor of shape {tuple(tensor.shape)} with placements {tensor.placements} has no part on this rank to protect"
-        )
-    where = tuple(slice(None) if p.is_replicate() else at for p, at in zip(tensor.placements, coordinate, strict=True))
-    return tuple(sorted(int(rank) for rank in mesh.mesh[where].reshape(-1).tolist()))
+def name(ranks: Sequence[int]) -> str:
+    """The name of the group on these ranks. Groups of two meshes may share their lowest rank and no other."""
+    listed = ",".join(map(str, ranks[:_LISTED]))
+    return f"shards@{listed}" + (f"...{ranks[-1]}#{zlib.crc32(repr(tuple(ranks)).encode()):08x}" if len(ranks) > _LISTED else "")
 
 
 class TensorShards:
     """One shard group of DTensors: the local parts by name, and what each optimizer keeps for them."""
 
     def __init__(self, ranks: tuple[int, ...], tensors: Mapping[str, DTensor], states: Mapping[str, OptimizerState]) -> None:
-        self.replicas, self.name = ranks, name("shards", ranks)
+        self.replicas, self.name = ranks, name(ranks)
         self._tensors, self._states = dict(tensors), dict(states)
-        self._ids = {id(t) for t in tensors.values()}
+        self._names = {id(t): key for key, t in tensors.items()}
 
     def tree(self) -> Tree:
         """See ``adapter.ShardGroup``."""
@@ -65,47 +47,64 @@ class TensorShards:
         return self.tree()
 
     def load(self, tree: Tree) -> None:
-        """Own state takes exactly the donor's keys; parts become DTensors of the parameter's layout."""
+        """Own state takes exactly the donor's keys; parts become DTensors again, of the layout that the donor tells."""
         objects = branch(tree, "objects")
         for key, state in self._states.items():
             rows = objects[key]
             assert isinstance(rows, list)
             for p, row in zip(self._mine(state), rows, strict=True):
-                state.put(p, None if row is None else {k: self._join(p, k, row) for k in row["order"]})
+                state.put(p, None if row is None else {k: self._join(p, k, row) for k in row[_ORDER]})
 
     def _mine(self, state: OptimizerState) -> list[DTensor]:
-        return [p for p in state.parameters() if isinstance(p, DTensor) and id(p) in self._ids]
+        return [p for p in state.parameters() if isinstance(p, DTensor) and id(p) in self._names]
 
-    @staticmethod
-    def _split(p: DTensor, values: Mapping[str, object] | None) -> dict[str, object] | None:
+    def _split(self, p: DTensor, values: Mapping[str, object] | None) -> dict[str, object] | None:
+        """State as tensors without a mesh. Only two layouts are told: the parameter's own, and whole on each rank of its mesh."""
         if values is None:
             return None
-        parts = {k: local(v) for k, v in values.items() if isinstance(v, DTensor)}
-        for k, v in values.items():
-            if isinstance(v, DTensor) and (v.placements != p.placements or v.device_mesh != p.device_mesh):
+        parts = {k: v for k, v in values.items() if isinstance(v, DTensor)}
+        for k, v in parts.items():
+            if v.device_mesh != p.device_mesh or not (v.placements == p.placements or _whole(v)):
                 raise UsageError(
-                    f"optimizer state {k!r} has placements {v.placements}, its parameter {p.placements}: it cannot be protected"
+                    f"{self._names[id(p)]}: the optimizer keeps {k!r} with placements {v.placements} for a parameter with {p.placements}: "
+                    "such state cannot be restored; use an optimizer whose state lies as its parameters do"
                 )
-        return {_KEPT: parts, _PLAIN: {k: v for k, v in values.items() if k not in parts}, "order": list(values)}
+        return {
+            _PARTS: {k: local(v) for k, v in parts.items()},
+            _LAYOUTS: {k: [v.placements == p.placements, list(v.shape), list(v.stride())] for k, v in parts.items()},
+            _PLAIN: {k: v for k, v in values.items() if k not in parts},
+            _ORDER: list(values),
+        }
 
     @staticmethod
     def _join(p: DTensor, key: str, row: Mapping[str, Mapping[str, object]]) -> object:
-        part = row[_KEPT].get(key)
+        part = row[_PARTS].get(key)
         if not isinstance(part, Tensor):
             return row[_PLAIN][key]
-        return DTensor.from_local(part, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+        layout = row[_LAYOUTS][key]
+        assert isinstance(layout, list)
+        alike, shape, stride = layout
+        placements = p.placements if alike else (Replicate(),) * p.device_mesh.ndim
+        return DTensor.from_local(part, p.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride))
+
+
+def _whole(tensor: DTensor) -> bool:
+    return all(p.is_replicate() for p in tensor.placements)
 
 
 def groups(tensors: Mapping[str, Tensor], states: Mapping[str, OptimizerState], *, rank: int, world: Sequence[int]) -> list[ShardGroup]:
-    """The shard groups of all DTensors among ``tensors``, by the lowest rank of each.
+    """The shard groups of all DTensors among ``tensors``, in the order of their ranks.
 
     Raises:
-        UsageError: a DTensor lives on a mesh without this rank.
+        UsageError: a DTensor is a partial sum, or lives on a mesh without this rank.
     """
     found: dict[tuple[int, ...], dict[str, DTensor]] = {}
     for key, tensor in tensors.items():
         if isinstance(tensor, DTensor):
-            found.setdefault(replicas(tensor), {})[key] = tensor
+            try:
+                found.setdefault(replicas(tensor), {})[key] = tensor
+            except UsageError as error:
+                raise UsageError(f"{key}: {error}") from None
     for ranks in found:
         if rank not in ranks or not set(ranks) <= set(world):
             raise UsageError(f"rank {rank} holds a part of a DTensor whose mesh says that it is on ranks {list(ranks)}")

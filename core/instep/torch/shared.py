@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 
 from instep import codec
 from instep.errors import UsageError
-from instep.torch import ddp, sharding
-from instep.torch.adapter import Adapter, Tree, tree
+from instep.torch import ddp, fsdp, sharding
+from instep.torch.adapter import Adapter, Covering, Tree, tree
+from instep.torch.dtensor import local, sharded
 from instep.torch.overlay import branch
 from instep.torch.protected import OptimizerState, Protected, kind
 from instep.torch.share import Share
@@ -40,6 +41,7 @@ class Shared:
         self._objects: dict[str, Protected] = {}
         self._optimizers: dict[str, Optimizer] = {}
         self._adapters: dict[str, Adapter] = {}
+        self._covered: set[int] = set()
         self._kinds: dict[str, str] = {}
         self._reducers: list[ddp.Reducer] = []
         self._world = Share(self, self._reducers)
@@ -57,10 +59,11 @@ class Shared:
         if isinstance(obj, nn.Module):
             for path, module in obj.named_modules():
                 ddp.check(module, f"{name}.{path}" if path else name)
-            codec.split({key: sharding.local(p) for key, p in _bare(obj).named_parameters()}, where=name)
+                fsdp.check(module, f"{name}.{path}" if path else name)
+            codec.split({key: local(p) for key, p in _bare(obj).named_parameters()}, where=name)
             self._modules[name] = obj
         elif isinstance(obj, Tensor):
-            codec.split(sharding.local(obj), where=name)
+            codec.split(local(obj), where=name)
             self._tensors[name] = obj
         elif isinstance(obj, Adapter):
             self._adapters[name] = obj
@@ -115,6 +118,7 @@ class Shared:
                 if id(parameter) not in covered:
                     raise UsageError(f"{reducer.name}: parameter {key!r} of a DistributedDataParallel is not protected; protect the module")
         self._reducers[:] = reducers
+        self._covered = {id(p) for adapter in self._adapters.values() if isinstance(adapter, Covering) for p in adapter.covers()}
         states = {name: state for name, state in self._objects.items() if isinstance(state, OptimizerState)}
         groups = [group for adapter in self._adapters.values() for group in adapter.groups()]
         self._others = [Share(group) for group in [*sharding.groups(every, states, rank=self.rank, world=self.replicas), *groups]]
@@ -176,7 +180,7 @@ class Shared:
     def _tree(self, buffers: Mapping[str, Tensor]) -> Tree:
         return tree(
             kinds=self._kinds,
-            tensors={name: tensor for name, tensor in self._everything().items() if not sharding.sharded(tensor)},
+            tensors={n: t for n, t in self._everything().items() if not sharded(t) and id(t) not in self._covered},
             buffers=dict(sorted(buffers.items())),
             objects={name: obj.tree() for name, obj in self._objects.items()},
         )
@@ -185,6 +189,8 @@ class Shared:
         """Parameters and protected tensors by name, each once."""
         out: dict[str, Tensor] = {}
         seen: set[int] = set()
+        for module in self._modules.values():
+            fsdp.reshard(module)
         named = [(f"{name}.{key}", p) for name, module in self._modules.items() for key, p in _bare(module).named_parameters()]
         for name, tensor in [*named, *self._tensors.items()]:
             if id(tensor) not in seen:
@@ -197,7 +203,7 @@ class Shared:
         out: dict[str, Tensor] = {}
         for name, module in self._modules.items():
             for root in (_bare(module), module):
-                out |= {f"{name}.{key}": buffer for key, buffer in root.named_buffers(remove_duplicate=False)}
+                out |= {f"{name}.{key}": local(buffer) for key, buffer in root.named_buffers(remove_duplicate=False)}
         return out | self._buffers
 
     def _wrapped(self) -> list[tuple[str, DistributedDataParallel]]:

@@ -5,11 +5,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import xxhash
+from torch import nn
 
 from instep import agreement
 from instep.errors import UsageError
 from instep.model import Json, Plan
-from instep.torch import reset
+from instep.torch import fsdp, reset
 from instep.torch.adapter import Adapter
 from instep.torch.forgotten import Forgotten
 from instep.torch.gate import Gate
@@ -65,6 +66,9 @@ class RankState:
         if self.private.frozen:
             return
         self.shared.check_coverage()
+        for name, obj in self.protected.items():
+            if isinstance(obj, nn.Module) and (switches := fsdp.Switches(obj)):
+                self.private.add_object(f"{name}.fully_shard", switches)
         self.private.freeze()
         if self._forgotten is not None:
             self._forgotten.complete()
