@@ -17,7 +17,7 @@ TYPED := core plugins tests
 .DEFAULT_GOAL := help
 
 help:  ## show these lines
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
 
 venv: $(READY)  ## make the virtual environment
 

@@ -116,8 +116,11 @@ def _compare_states(clean: Trace, other: Trace) -> Difference | None:
 
 
 def resumed(incidents: Sequence[IncidentReport]) -> set[int]:
-    """The steps at which recoveries went on: an incident of several attempts may have moved forward a step with each."""
-    return {incident.step - back for incident in incidents for back in range(len(incident.attempts))}
+    """The steps at which recoveries went on, and those before: an incident of several attempts may have moved forward a step with each.
+
+    What the step before would have handed out at its end, as sharded optimizers do, the recovery does in its place.
+    """
+    return {incident.step - back for incident in incidents for back in range(len(incident.attempts) + 1)}
 
 
 def points() -> dict[str, str]:

@@ -1,0 +1,41 @@
+"""The example: what it costs in lines against the same script without instep, and that a fault changes nothing in what it prints."""
+
+import difflib
+import re
+from pathlib import Path
+
+import pytest
+from mcore_harness import SETTINGS
+
+from instep.testing.faults import Faults
+from instep.testing.jobs import JobRun, Jobs, Script
+
+RUNNER = Path(__file__).with_name("mcore_example.py")
+EXAMPLES = next(folder / "examples" for folder in RUNNER.parents if (folder / "examples" / "train_megatron.py").exists())
+WITH, WITHOUT = EXAMPLES / "train_megatron.py", EXAMPLES / "train_megatron_plain.py"
+MOST = 15
+
+
+def printed(run: JobRun) -> list[str]:
+    """The losses, each once: a step that was done again may tell its loss again."""
+    return list(dict.fromkeys(re.findall(r"step +\d+ +loss .*", run.log(0))))
+
+
+def test_lines() -> None:
+    plain, protected = (file.read_text().splitlines() for file in (WITHOUT, WITH))
+    added = [line for line in difflib.ndiff(plain, protected) if line.startswith("+ ")]
+
+    assert 0 < len(added) <= MOST
+
+
+@pytest.mark.timeout(120)
+def test_same_losses(jobs: Jobs) -> None:
+    """Without instep, with it, and with two faults."""
+    protected = Script(str(RUNNER), (str(WITH),), ranks=4, steps=None)
+    clean = jobs.clean(protected, SETTINGS)
+    faulty = jobs.drill(protected, Faults().kill(rank=3).at(step=11, phase="backward").kill(rank=0).at(step=24, phase="amid"), SETTINGS)
+    plain = jobs.run(Script(str(RUNNER), (str(WITHOUT),), ranks=4, steps=None), settings=SETTINGS)
+
+    assert plain.outcome.code == 0, plain.log(0)[-2000:]
+    assert len(printed(clean)) == 4
+    assert printed(faulty)[-1] == printed(clean)[-1] == printed(plain)[-1]
