@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -29,12 +30,21 @@ def key(name: str) -> int:
     return int(xxhash.xxh3_64_intdigest(name.encode()))
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Bytes of one read or write; seconds that a connection may take to stand; whether stripes are digested."""
+
+    chunk: int
+    connect: float
+    digest: bool
+
+
 class Exchange:
     """The part of this rank for ``share``. ``call`` connects to a rank and runs the given steps, once the greeting is over."""
 
-    def __init__(self, recovery: Recovery, share: SharedState, ranks: Roster, *, chunk: int, call: Callable[[int, Talk], None]) -> None:
+    def __init__(self, recovery: Recovery, share: SharedState, ranks: Roster, *, limits: Limits, call: Callable[[int, Talk], None]) -> None:
         self.share, self.key, self.ranks = share, key(share.name), ranks
-        self._recovery, self._chunk, self._call = recovery, chunk, call
+        self._recovery, self._limits, self._call = recovery, limits, call
         self._schema = b""
         self._outgoing: Buffers | None = None
         self._incoming: Buffers | None = None
@@ -152,7 +162,8 @@ class Exchange:
             raise Refused("it did not acknowledge what it received")
 
     def _stripe(self, buffers: "Buffers", start: int, end: int) -> Stripe:
-        return Stripe(buffers.views, start, end, chunk=self._chunk, half=lambda: self._recovery.point("mid_transfer"))
+        half, limits = (lambda: self._recovery.point("mid_transfer")), self._limits
+        return Stripe(buffers.views, start, end, chunk=limits.chunk, half=half, digest=limits.digest)
 
     @staticmethod
     def _held(buffers: "Buffers | None") -> "Buffers":

@@ -10,8 +10,9 @@ from pydantic import Field, PrivateAttr
 from instep.errors import InstepError
 from instep.hooks import Interruption, Job, Plugin, Recovery, hookimpl
 from instep.model import Receipt, Role
+from instep_state_replica.exchange import Limits
 from instep_state_replica.sockets import Sockets, listen
-from instep_state_replica.transfer import PORT, Limits, Transfer
+from instep_state_replica.transfer import PORT, Transfer
 from instep_state_replica.verify import agree
 
 NAME = "state_replica"
@@ -22,8 +23,9 @@ class StateReplica(Plugin):
 
     HOOK_API: ClassVar[int] = 1
 
-    chunk_bytes: int = Field(default=1 << 20, ge=4096, description="bytes of one read or write")
+    chunk_bytes: int = Field(default=1 << 22, ge=4096, description="bytes of one read or write")
     connect_timeout: float = Field(default=5.0, gt=0, description="seconds that connecting to a peer may take")
+    digest_stripes: bool = Field(default=True, description="digest what is sent at both ends, on all ranks alike")
     compare_digests: bool = Field(default=True, description="compare the replicas of each shard group after each recovery")
 
     _listener: socket.socket | None = PrivateAttr(default=None)
@@ -49,7 +51,7 @@ class StateReplica(Plugin):
             raise InstepError(f"{NAME}: start was not called; state is restored inside a job")
         began = time.monotonic()
         recovery.point("restore")
-        limits = Limits(chunk=self.chunk_bytes, connect=self.connect_timeout)
+        limits = Limits(chunk=self.chunk_bytes, connect=self.connect_timeout, digest=self.digest_stripes)
         received = Transfer(recovery, listener=self._listener, sockets=self._sockets, limits=limits).run()
         seconds = time.monotonic() - began
         return Receipt(phase="restore_state", plugin=NAME, rank=recovery.rank, seconds=seconds, bytes=received, verified=True)

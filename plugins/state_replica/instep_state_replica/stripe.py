@@ -5,10 +5,13 @@ from collections.abc import Callable, Generator, Sequence
 
 import xxhash
 
+from instep_state_replica.pages import populate
 from instep_state_replica.reactor import READ, WRITE
 
 _BUFFERS = 256
 """Buffers in one system call; the system allows 1024."""
+_TURNS = 8
+"""Chunks until other sockets get their turn."""
 
 
 def cut(total: int, parts: int, index: int) -> tuple[int, int]:
@@ -22,15 +25,17 @@ class Stripe:
     ``half`` is called once, when half of the bytes have passed; a chunk ends there.
     """
 
-    def __init__(self, buffers: Sequence[memoryview], start: int, end: int, *, chunk: int, half: Callable[[], None]) -> None:
+    def __init__(
+        self, buffers: Sequence[memoryview], start: int, end: int, *, chunk: int, half: Callable[[], None], digest: bool = True
+    ) -> None:
         self.size, self.done = end - start, 0
-        self._parts = list(_within(buffers, start, end))
-        self._index = self._offset = 0
+        self._parts = list(_within(buffers, start, end, most=chunk))
+        self._index = self._offset = self._turn = self._populated = 0
         self._chunk, self._half, self._middle = chunk, half, (end - start + 1) // 2
-        self._digest = xxhash.xxh3_64()
+        self._digest, self._digesting = xxhash.xxh3_64(), digest
 
     def digest(self) -> bytes:
-        """Eight bytes that depend on all that has passed, and its order."""
+        """Eight bytes that depend on all that has passed, and its order; on nothing without ``digest``."""
         return self._digest.digest()
 
     def send(self, sock: socket.socket) -> Generator[int, None, None]:
@@ -42,20 +47,34 @@ class Stripe:
                 yield WRITE
                 continue
             self._advance(count)
-            yield WRITE
+            if self._pause():
+                yield WRITE
 
     def receive(self, sock: socket.socket) -> Generator[int, None, None]:
         """Receive all of it in place."""
         while self.done < self.size:
             try:
-                count = sock.recvmsg_into(self._next())[0]
+                count = sock.recvmsg_into(self._mapped())[0]
             except BlockingIOError:
                 yield READ
                 continue
             if not count:
                 raise ConnectionError(f"the connection was closed by the other side after {self.done} of {self.size} bytes")
             self._advance(count)
-            yield READ
+            if self._pause():
+                yield READ
+
+    def _mapped(self) -> list[memoryview]:
+        parts = self._next()
+        for index in range(max(self._populated, self._index), self._index + len(parts)):
+            populate(self._parts[index])
+            self._populated = index + 1
+        return parts
+
+    def _pause(self) -> bool:
+        """Whether it is the others' turn: a socket that is always ready must not starve them."""
+        self._turn += 1
+        return self._turn % _TURNS == 0 and self.done < self.size
 
     def _next(self) -> list[memoryview]:
         left = min(self._chunk, (self._middle if self.done < self._middle else self.size) - self.done)
@@ -74,7 +93,8 @@ class Stripe:
         while count:
             part = self._parts[self._index]
             step = min(count, len(part) - self._offset)
-            self._digest.update(part[self._offset : self._offset + step])
+            if self._digesting:
+                self._digest.update(part[self._offset : self._offset + step])
             count -= step
             self._offset += step
             if self._offset == len(part):
@@ -83,10 +103,10 @@ class Stripe:
             self._half()
 
 
-def _within(buffers: Sequence[memoryview], start: int, end: int) -> Generator[memoryview, None, None]:
+def _within(buffers: Sequence[memoryview], start: int, end: int, *, most: int) -> Generator[memoryview, None, None]:
     at = 0
     for buffer in buffers:
         first, last = max(start - at, 0), min(end - at, len(buffer))
-        if first < last:
-            yield buffer[first:last]
+        for piece in range(first, last, most):
+            yield buffer[piece : min(piece + most, last)]
         at += len(buffer)

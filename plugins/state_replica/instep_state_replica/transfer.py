@@ -3,12 +3,11 @@
 import socket
 import time
 from contextlib import closing
-from dataclasses import dataclass
 
 from instep.errors import InstepError
 from instep.hooks import Recovery
 from instep_state_replica import wire
-from instep_state_replica.exchange import Exchange, Talk
+from instep_state_replica.exchange import Exchange, Limits, Talk
 from instep_state_replica.reactor import Loop, Steps, Task
 from instep_state_replica.roster import roster
 from instep_state_replica.sockets import Sockets, dial
@@ -16,20 +15,12 @@ from instep_state_replica.sockets import Sockets, dial
 PORT = "peer"
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Bytes of one read or write; seconds that a connection may take to stand."""
-
-    chunk: int
-    connect: float
-
-
 class Transfer:
     """The part of one rank in one transfer."""
 
     def __init__(self, recovery: Recovery, *, listener: socket.socket, sockets: Sockets, limits: Limits) -> None:
         self._recovery, self._limits, self._listener = recovery, limits, listener
-        made = [Exchange(recovery, s, roster(recovery.plan, s), chunk=limits.chunk, call=self._call) for s in recovery.shards]
+        made = [Exchange(recovery, s, roster(recovery.plan, s), limits=limits, call=self._call) for s in recovery.shards]
         self._exchanges = {exchange.key: exchange for exchange in made}
         if len(self._exchanges) < len(made):
             raise InstepError(f"two shard groups of rank {recovery.rank} have one name: {sorted(e.share.name for e in made)}")

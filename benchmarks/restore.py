@@ -1,0 +1,193 @@
+"""How fast state moves from donors to a rank: against plain bytes over the same loopback, and beside torchft's HTTP transport.
+
+    python benchmarks/restore.py --json
+    python benchmarks/restore.py --peer /elsewhere/bin/python     # an environment with torchft
+
+A model and its AdamW of one gigabyte, restored by the plugin ``state_replica``: over the memory that a torn survivor has, and by a
+replacement whose optimizer has no state yet. Plain bytes: ``sendall`` and ``recv_into`` of as many, into memory that is in use, or of which
+as much is new as is to the replacement. All ways take turns; the best time of each counts, for load from outside only ever adds to it.
+Extra memory is the most that a process held on top of the state itself. Exit code 0 only if every bar holds.
+"""
+
+import argparse
+import json
+import multiprocessing
+import subprocess
+import sys
+from collections import defaultdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from restore_rank import main as rank_main
+
+from instep.model import Address, AddressBook, Plan, Role
+
+PATIENCE = 120
+RANKS, RECEIVER = 4, 3
+LAYER = 3 * 4 * (2048 * 2048 + 2048)
+BARS = {
+    "torn_over_plain": (0.7, "least"),
+    "torn_digested_over_plain": (0.5, "least"),
+    "new_over_plain": (0.7, "least"),
+    "new_digested_over_plain": (0.5, "least"),
+    "two_donors_over_one": (0.95, "least"),
+    "three_donors_over_one": (0.95, "least"),
+    "extra_mib_receiver": (64.0, "most"),
+    "extra_mib_donor": (64.0, "most"),
+}
+CASES = {
+    "torn": (1, False, False),
+    "torn_digested": (1, False, True),
+    "new": (1, True, False),
+    "new_digested": (1, True, True),
+    "two_donors": (2, False, True),
+    "three_donors": (3, False, True),
+}
+"""Number of donors, whether the receiver is a replacement, whether stripes are digested."""
+
+
+class Ranks:
+    """Donors and a receiver, each a process of its own."""
+
+    def __init__(self, layers: int) -> None:
+        self.layers, self.incarnation = layers, 0
+        context = multiprocessing.get_context("spawn")
+        self.pipes: list[Connection] = []
+        for rank in range(RANKS):
+            ours, theirs = context.Pipe()
+            context.Process(target=rank_main, args=(rank, RANKS, theirs), daemon=True).start()
+            self.pipes.append(ours)
+        for rank in range(RANKS):
+            self.bytes = int(str(self.do(rank, "hold", layers, 1.0, True)))
+        self.digest = self.do(0, "digest")
+        for rank in (0, RECEIVER):
+            self.do(rank, "fill", self.bytes)
+
+    def tell(self, rank: int, name: str, *arguments: object) -> None:
+        """Begin a command on a rank."""
+        self.pipes[rank].send((name, arguments))
+
+    def hear(self, rank: int) -> object:
+        """What came of it."""
+        if not self.pipes[rank].poll(PATIENCE):
+            raise SystemExit(f"rank {rank} said nothing for {PATIENCE} s")
+        return self.pipes[rank].recv()
+
+    def do(self, rank: int, name: str, *arguments: object) -> object:
+        """A command, from beginning to end."""
+        self.tell(rank, name, *arguments)
+        return self.hear(rank)
+
+    def plain(self, *, new: bool) -> float:
+        """Seconds for plain bytes; with ``new``, two thirds of the memory have never been used."""
+        port = self.do(RECEIVER, "listen", new)
+        self.tell(RECEIVER, "receive")
+        self.tell(0, "send", port)
+        seconds = self.hear(RECEIVER)
+        self.hear(0)
+        return float(str(seconds))
+
+    def restore(self, donors: int, *, new: bool, digested: bool) -> tuple[float, float, float]:
+        """Seconds, and the extra memory of the receiver and of the donor that took most, in MiB."""
+        taking = [*range(donors), RECEIVER]
+        ports = {rank: int(str(self.do(rank, "open", {"digest_stripes": digested}))) for rank in taking}
+        self.do(RECEIVER, "hold", self.layers, 0.0, not new)
+        plan = self._plan(donors, ports)
+        for rank in taking:
+            self.tell(rank, "restore", plan, new)
+        said = {rank: self.hear(rank) for rank in taking}
+        if self.do(RECEIVER, "digest") != self.digest:
+            raise SystemExit("what arrived is not what was sent")
+        seconds, received, extra = said[RECEIVER]  # type: ignore[misc]
+        if received != self.bytes:
+            raise SystemExit(f"{received} bytes arrived, not {self.bytes}")
+        allocated = self.bytes * 2 / 3 if new else 0
+        return seconds, (extra - allocated) / 2**20, max(said[rank][2] for rank in range(donors)) / 2**20  # type: ignore[index]
+
+    def _plan(self, donors: int, ports: dict[int, int]) -> Plan:
+        self.incarnation += 1
+        addresses = tuple(Address(rank=r, birth=0, host="127.0.0.1", ports={"peer": ports.get(r, 1)}) for r in range(RANKS))
+        book = AddressBook(incarnation=self.incarnation, addresses=addresses)
+        roles = tuple(Role.RESTORE if rank == RECEIVER else Role.KEEP for rank in range(RANKS))
+        senders = {"replica": tuple(range(donors))}
+        return Plan(incarnation=self.incarnation, block=0, step=1, roles=roles, donors=senders, book=book)
+
+
+class Peer:
+    """torchft in an environment of its own."""
+
+    def __init__(self, python: str, layers: int) -> None:
+        command = [python, str(Path(__file__).with_name("restore_torchft.py")), str(layers)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+    def transfer(self) -> dict[str, float]:
+        """Seconds of one transfer each way that it has."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        found: dict[str, float] = json.loads(self._process.stdout.readline())
+        return found
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait(PATIENCE)
+
+
+def measure(layers: int, rounds: int, python: str | None) -> dict[str, float]:
+    """All figures by name."""
+    ranks, peer = Ranks(layers), Peer(python, layers) if python else None
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    receiver = donor = 0.0
+    for _ in range(rounds):
+        for name, (donors, new, digested) in CASES.items():
+            times["plain_new" if new else "plain"].append(ranks.plain(new=new))
+            seconds, more, most = ranks.restore(donors, new=new, digested=digested)
+            times[name].append(seconds)
+            receiver, donor = max(receiver, more), max(donor, most)
+        for name, seconds in (peer.transfer() if peer else {}).items():
+            times[name].append(seconds)
+    for rank in range(RANKS):
+        ranks.tell(rank, "end")
+    if peer:
+        peer.close()
+    return {**_figures(ranks.bytes, {name: min(t) for name, t in times.items()}), "extra_mib_receiver": receiver, "extra_mib_donor": donor}
+
+
+def _figures(size: int, best: dict[str, float]) -> dict[str, float]:
+    figures = {f"{name}_gb_s": size / seconds / 1e9 for name, seconds in best.items()}
+    for name in ("torn", "torn_digested"):
+        figures[f"{name}_over_plain"] = best["plain"] / best[name]
+    for name in ("new", "new_digested"):
+        figures[f"{name}_over_plain"] = best["plain_new"] / best[name]
+    for name in ("two_donors", "three_donors"):
+        figures[f"{name}_over_one"] = best["torn_digested"] / best[name]
+    for name, seconds in best.items():
+        if name.startswith("torchft"):
+            figures[f"new_digested_over_{name}"] = seconds / best["new_digested"]
+    return figures
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--gigabytes", type=float, default=1.0)
+    parser.add_argument("--peer", help="interpreter of an environment with torchft")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    result = measure(max(1, round(args.gigabytes * 1e9 / LAYER)), args.rounds, args.peer)
+    missed = [name for name, (bar, kind) in BARS.items() if not (result[name] <= bar if kind == "most" else result[name] >= bar)]
+    if args.json:
+        print(json.dumps({**result, "bars": {k: list(v) for k, v in BARS.items()}, "missed": missed, "ok": not missed}))
+    else:
+        for name, value in result.items():
+            bar = f"   at {BARS[name][1]} {BARS[name][0]:g}" if name in BARS else ""
+            print(f"{name:34s} {value:8.2f}{bar}{'   MISSED' if name in missed else ''}")
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
