@@ -8,6 +8,7 @@ from typing import Any
 
 import mcore_gpt
 import torch
+import torch.distributed as dist
 from megatron.core.num_microbatches_calculator import get_current_global_batch_size, update_num_microbatches
 from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine, initialize_rerun_state_machine
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
@@ -58,6 +59,7 @@ def final(training: mcore_gpt.Training, counters: dict[str, int]) -> dict[str, o
         "python": digest(random.getstate()),
         "tracker": digest(get_cuda_rng_tracker().get_states()),
         "batch": get_current_global_batch_size(),
+        "process groups": len(dist.distributed_c10d._world.pg_map),
         "iteration": get_rerun_state_machine().current_iteration,
         **counters,
     }
