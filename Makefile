@@ -3,6 +3,8 @@ PYTHON ?= python3.11
 TORCH ?= torch==2.13.0
 MEGATRON ?= megatron-core==0.16.1
 MINUTES ?= 10
+NCCL ?= build/nccl/2.27.5/libnccl.so.2
+PYTHON_GPU ?= python
 ARGS ?=
 
 VENV := .venv
@@ -13,7 +15,7 @@ PROJECTS := $(wildcard plugins/*/pyproject.toml examples/*/pyproject.toml)
 CHECKED := core plugins tests examples benchmarks docs
 TYPED := core plugins tests
 
-.PHONY: help venv demo test test-megatron bench stress sim docs lint format clean
+.PHONY: help venv demo test test-megatron test-nccl test-gpu bench stress sim docs lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show these lines
@@ -32,8 +34,19 @@ $(READY): pyproject.toml $(PROJECTS) Makefile
 demo: $(READY)  ## train a small GPT on 4 ranks through four faults, and compare with a run without any
 	$(BIN)/python examples/demo.py $(ARGS)
 
-test: $(READY)  ## run the tests (ARGS='-k plan' for some of them, ARGS='-m full' for the whole fault matrix)
+test: $(READY) $(NCCL)  ## run the tests (ARGS='-k plan' for some of them, ARGS='-m full' for the whole fault matrix)
 	$(BIN)/python -m pytest $(ARGS)
+
+# The library alone is kept of the wheel's 300 MB: NCCL's ids and roots need no GPU. `make test NCCL=` skips their tests.
+build/nccl/%/libnccl.so.2: | $(READY)
+	@$(BIN)/python plugins/init_nccl/tests/fetch.py nvidia-nccl-cu12==$*
+
+test-nccl: $(READY)  ## test against NCCL 2.27.5 and the newest release, which are downloaded into build/nccl
+	$(BIN)/python plugins/init_nccl/tests/fetch.py nvidia-nccl-cu12==2.27.5 nvidia-nccl-cu13
+	$(BIN)/python -m pytest plugins/init_nccl/tests/test_roots.py plugins/init_nccl/tests/test_store.py $(ARGS)
+
+test-gpu:  ## run what needs a GPU, with the python of an environment that has a CUDA build of torch: PYTHON_GPU=...
+	$(PYTHON_GPU) -m pytest -m gpu plugins/init_nccl/tests $(ARGS)
 
 # An environment of its own, so that it can be another version of Megatron, with what that one needs: MEGATRON=megatron-core==0.15.3.
 $(MEGATRON_VENV)/.ready: pyproject.toml $(PROJECTS) Makefile

@@ -64,6 +64,7 @@ class Captured:
 
     def _begin(self, stock: Callable[..., object], graph: Any, *args: object, **kwargs: object) -> object:
         graph._instep_issued = self._issued()
+        setattr(graph, _STAMP, None)
         return stock(graph, *args, **kwargs)
 
     def _end(self, stock: Callable[..., object], graph: Any, *args: object, **kwargs: object) -> object:
@@ -73,8 +74,8 @@ class Captured:
         return out
 
     def _replay(self, stock: Callable[..., object], graph: Any, *args: object, **kwargs: object) -> object:
-        captured = getattr(graph, _STAMP, self._incarnation)
-        if captured < self._incarnation:
+        captured = getattr(graph, _STAMP, None)
+        if captured is not None and captured < self._incarnation:
             raise UsageError(
                 f"this CUDA graph captured NCCL collectives in incarnation {captured}, and its communicators are gone (now "
                 f"{self._incarnation}): capture it inside the block, which runs again after a recovery"

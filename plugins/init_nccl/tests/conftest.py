@@ -18,6 +18,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("nccl", paths or [None], ids=[p.parent.name for p in paths] or ["none"], indirect=True)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What needs a GPU runs only if it is asked for."""
+    if "gpu" not in str(config.getoption("-m")):
+        left_out = [item for item in items if item.get_closest_marker("gpu")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
 @pytest.fixture
 def nccl(request: pytest.FixtureRequest) -> Iterator[Nccl]:
     """A real NCCL library in a process of its own, which ends with the test."""

@@ -83,9 +83,7 @@ def test_a_port_inside_the_ephemeral_range() -> None:
 
 def test_ranks_with_different_nccl() -> None:
     notes = [{}, note("2.27.5"), note("2.27.5"), note("2.30.7")]
-    with pytest.raises(
-        ConfigError, match=r"'tp' .* has ranks with different NCCL: 2.27.5 on rank 1; 2.30.7 on rank 3\. Install one"
-    ):
+    with pytest.raises(ConfigError, match=r"'tp' .* has ranks with different NCCL: 2.27.5 on rank 1; 2.30.7 on rank 3\. Install one"):
         health.roots(GROUP, book(notes), "init_nccl")
 
 
