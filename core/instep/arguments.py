@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """The job as one rank sees it at its start. ``secret`` is shared by all ranks of the job and by nobody else."""
+    """The job as one rank sees it at its start. ``secret`` is shared by all ranks of the job and by nobody else.
+
+    ``holding`` is what the rank holds, from its first block on.
+    """
 
     rank: int
     world_size: int
@@ -21,6 +24,7 @@ class Job:
     birth: int
     host: str
     secret: bytes
+    holding: "Holding | None" = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,30 @@ class SharedState(Protocol):
 
     def digest(self) -> int:
         """Order-sensitive 64-bit digest of all shared state."""
+
+
+class Holding(Protocol):
+    """Everything that one rank holds at its last commit, for plugins that keep copies of it. Call it in the main thread only."""
+
+    @property
+    def block(self) -> int:
+        """Number of the present block, from 0."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether the state is all there is: no reducer is about to change its layout, and all of an update was published."""
+
+    def shards(self) -> Sequence[SharedState]:
+        """The shard groups of this rank, the world's first. Only ``describe`` and ``digest`` leave the rank as it is."""
+
+    def record(self, step: int) -> bytes:
+        """Private state as it was recorded for ``step``, one of the last two. Raises ``InstepError`` when the record lacks it."""
+
+    def take(self, step: int, record: bytes) -> None:
+        """Make ``record`` the private state of ``step``, to be loaded next; shared state of that step was accepted before.
+
+        Raises ``InstepError`` when it is damaged or of another script.
+        """
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ The loop, with every hook in its place::
 
     environment()                        # in the agent, before any process: variables for the workers
     start(job)                           # once, before the first step
+    begin(recovery)                      # every rank, before the first step: go on from an earlier run
     announce(groups)                     # what peers must know to connect: at the start, for a new group, with a vote
     while training:
         committed(step)                  # after each commit
@@ -27,7 +28,7 @@ from collections.abc import Mapping, Sequence
 import pluggy
 from pydantic import BaseModel, ConfigDict
 
-from instep.arguments import CommsRequest, Communicator, Interruption, Job, Recovery, SharedState
+from instep.arguments import CommsRequest, Communicator, Holding, Interruption, Job, Recovery, SharedState
 from instep.model import Fault, Group, IncidentReport, Json, Plan, Receipt, Unrecoverable, Vote
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "HOOK_API",
     "CommsRequest",
     "Communicator",
+    "Holding",
     "Interruption",
     "Job",
     "Plugin",
@@ -73,6 +75,17 @@ class Plugin(BaseModel):
         Runs on: every rank, in the main thread.
         Return: ports it listens on, by name, for the address book; or None.
         Combine: all answers are merged; two plugins with one port name are an error.
+        If it raises: the rank's start fails.
+        """
+
+    @hookspec(firstresult=True)
+    def begin(self, recovery: Recovery) -> int | None:
+        """Bring every rank to where an earlier run had got, shared state and record, before the job's first step.
+
+        When: at the first block of a job, with everything protected and ``recovery.plan`` naming the script's first step; no fault.
+        Runs on: every rank, in the main thread; never in a replacement.
+        Return: the number of steps done by then, the same on every rank; None to begin where the script does.
+        Combine: first answer.
         If it raises: the rank's start fails.
         """
 
@@ -201,6 +214,7 @@ class Plugin(BaseModel):
 HOOKS: tuple[str, ...] = (
     "environment",
     "start",
+    "begin",
     "announce",
     "committed",
     "detect",

@@ -4,6 +4,7 @@ This module orders the phases, times them and reports their failure; plugins do 
 It imports no torch and reads no clock of its own, so that a simulator can run it.
 """
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -70,6 +71,22 @@ class Lifecycle:
         self._tell, self._clock = tell, clock
         self._receipts: list[Receipt] = []
         self._incarnation = 0
+
+    def begin(self, recovery: Recovery) -> int | None:
+        """Before the first step: where a plugin has brought all ranks, from what an earlier run left; ``None`` if nowhere."""
+        answer = self._plugins.first("begin", recovery=recovery)
+        if answer is None:
+            return None
+        plugin, step = answer
+        if not isinstance(step, int):
+            raise PluginError(f"plugin {plugin!r}: begin returned {step!r}, not a number of steps")
+        if self._local.publishes:
+            self._local.publish()
+        self._local.reload(step)
+        plan = recovery.plan.model_copy(update={"step": step})
+        self._plugins.first("resume_data", recovery=dataclasses.replace(recovery, plan=plan))
+        log.info("plugin %s: going on at step %d of an earlier run", plugin, step)
+        return step
 
     def quiesce(self, incarnation: int, fault: Fault) -> bool:
         """One round of ``quiesce`` on every plugin, from the control thread; false once main has acknowledged."""

@@ -104,7 +104,8 @@ class Plan(Value):
     """The outcome of a vote, equal on every rank: which step goes on, who restores, who donates, who is where.
 
     ``donors`` maps each shard group to the ranks that send it, ascending; empty where nobody restores it. They send the shard groups
-    in ``copied`` from their copies of ``step``, all others from what is live. ``checkpoint`` names the one that all ranks load instead.
+    in ``copied`` from their copies of ``step``, all others from what is live. ``checkpoint`` names the one that all ranks load instead,
+    ``skipped`` tells why newer ones are not loaded.
     """
 
     incarnation: int
@@ -115,13 +116,15 @@ class Plan(Value):
     book: AddressBook
     copied: tuple[str, ...] = ()
     checkpoint: str = ""
+    skipped: tuple[str, ...] = ()
 
 
 class Unrecoverable(Value):
-    """The votes leave no way to go on in process; ``why`` names the piece of state that nobody holds."""
+    """The votes leave no way to go on in process; ``why`` names the piece of state that nobody holds, ``checkpoint`` why none is loaded."""
 
     incarnation: int
     why: str
+    checkpoint: str = ""
 
 
 class Receipt(Value):

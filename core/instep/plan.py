@@ -44,8 +44,33 @@ def plan(votes: Sequence[Vote]) -> Plan | Unrecoverable:
     donors = _donors(ordered, roles)
     if isinstance(donors, str):
         return Unrecoverable(incarnation=incarnation, why=f"{donors} ({_census(ordered)})")
-    book = AddressBook(incarnation=incarnation, addresses=tuple(v.address for v in ordered), notes=tuple(v.notes for v in ordered))
-    return Plan(incarnation=incarnation, block=block, step=step, roles=roles, donors=donors, book=book)
+    return Plan(incarnation=incarnation, block=block, step=step, roles=roles, donors=donors, book=_book(ordered))
+
+
+def rollback(votes: Sequence[Vote], *, block: int, step: int, checkpoint: str, skipped: Sequence[str] = ()) -> Plan | Unrecoverable:
+    """The plan by which all ranks go back to a checkpoint of ``step`` in ``block``, when no plan can be made from what they hold."""
+    ordered = sorted(votes, key=lambda v: v.rank)
+    incarnation = ordered[0].incarnation
+    if elsewhere := [v.rank for v in ordered if v.block != block]:
+        why = f"checkpoint {checkpoint} was saved in block {block}, ranks {elsewhere} are in another one ({_census(ordered)})"
+        return Unrecoverable(incarnation=incarnation, why=why)
+    if why := _different_groups(ordered) or _different_replicas(ordered) or "":
+        return Unrecoverable(incarnation=incarnation, why=why)
+    return Plan(
+        incarnation=incarnation,
+        block=block,
+        step=step,
+        roles=(Role.RESTORE,) * len(ordered),
+        donors={},
+        book=_book(ordered),
+        checkpoint=checkpoint,
+        skipped=tuple(skipped),
+    )
+
+
+def _book(votes: Sequence[Vote]) -> AddressBook:
+    incarnation = votes[0].incarnation
+    return AddressBook(incarnation=incarnation, addresses=tuple(v.address for v in votes), notes=tuple(v.notes for v in votes))
 
 
 def _donors(votes: Sequence[Vote], roles: Sequence[Role]) -> Mapping[str, tuple[int, ...]] | str:

@@ -31,8 +31,10 @@ class Incident:
         self._commits.clear()
 
     def planned(self, plan: Plan) -> None:
-        """The ranks go on at the plan's step."""
+        """The ranks go on at the plan's step. What was lost once is lost, whatever a later attempt can do without a checkpoint."""
         self.step = plan.step
+        if plan.checkpoint:
+            self.scope = "checkpoint"
 
     def job(self) -> None:
         """The whole job starts again: survivors lose their processes."""

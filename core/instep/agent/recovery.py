@@ -91,10 +91,12 @@ def voted(job: Job, member: Member, message: Voted) -> None:
     job.life.planned = True
     plan = job.planner(votes)
     if isinstance(plan, Unrecoverable):
-        job_rung(job, f"no plan in process: {plan.why}", job.incident.fault)
+        job_rung(job, f"no plan in process: {plan.why}", job.incident.fault, checkpoint=plan.checkpoint)
         return
     job.incident.planned(plan)
-    job.log(f"incident {job.incident.number}: all ranks are quiet, going on at step {plan.step}")
+    source = f" from checkpoint {plan.checkpoint}" if plan.checkpoint else ""
+    skipped = f"; skipped: {'; '.join(plan.skipped)}" if plan.skipped else ""
+    job.log(f"incident {job.incident.number}: all ranks are quiet, going on at step {plan.step}{source}{skipped}")
     job.send(Planned(plan=plan))
 
 

@@ -4,9 +4,14 @@ from instep.agent import events as ev
 from instep.agent.job import Job
 from instep.model import Fault
 
+NO_CHECKPOINT = "none is configured: plugins.state_replica.checkpoint = {dir = ..., every = STEPS} keeps some"
 
-def job_rung(job: Job, why: str, fault: Fault) -> None:
-    """Recovery in process is not possible because of ``why``: start the whole job again if that is allowed, else give up."""
+
+def job_rung(job: Job, why: str, fault: Fault, *, checkpoint: str = "") -> None:
+    """Recovery in process is not possible because of ``why``: start the whole job again if that is allowed, else give up.
+
+    ``checkpoint`` is why none could be loaded, if any was looked for.
+    """
     lost = job.committed()
     refused = job.budget.take() if lost or job.plain else job.budget.take_free()
     incident = job.begin_incident(fault)
@@ -15,7 +20,7 @@ def job_rung(job: Job, why: str, fault: Fault) -> None:
     if refused is None:
         restart(job, why)
         return
-    rungs = [f"in process: {why}", "checkpoint: nothing to load one", f"whole job from its start: {refused}"]
+    rungs = [f"in process: {why}", f"checkpoint: {checkpoint or NO_CHECKPOINT}", f"whole job from its start: {refused}"]
     job.finish(70, "gave up, no rung is left\n  " + "\n  ".join(rungs), fault.ranks[0] if len(fault.ranks) == 1 else None)
 
 

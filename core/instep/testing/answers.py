@@ -13,6 +13,7 @@ NOTHING = ("committed", "quiesce", "report", "close")
 _MAY: Mapping[str, tuple[tuple[type, ...], str]] = {
     "environment": ((Mapping,), "a mapping of names of variables to strings, or None"),
     "start": ((Mapping,), "a mapping of port names to numbers, or None"),
+    "begin": ((int,), "a number of steps, or None"),
     "detect": ((Fault,), "a Fault, or None"),
     "announce": ((Mapping,), "a mapping of notes that JSON can hold, or None"),
     "plan": ((Plan, Unrecoverable), "a Plan, an Unrecoverable, or None"),

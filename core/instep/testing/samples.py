@@ -155,7 +155,7 @@ def arguments(me: Rank, hook: str, given: Mapping[str, Json]) -> dict[str, objec
         "reinit_comms": lambda: {"request": request(me, groups=given["groups"], book=given["book"])},
         "report": lambda: {"incident": incident()},
     }
-    if hook in {"restore_state", "resume_data", "verify"}:
+    if hook in {"begin", "restore_state", "resume_data", "verify"}:
         seconds = float(str(given.get("seconds", 20.0)))
         return {"recovery": recovery(me, plan=given["plan"], fresh=bool(given.get("fresh")), seconds=seconds)}
     return makers[hook]() if hook in makers else {}

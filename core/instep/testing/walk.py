@@ -15,6 +15,7 @@ _LIMITS = Config()
 DEADLINES: Mapping[str, float] = {
     "environment": _LIMITS.watchdog.stall,
     "start": _LIMITS.deadlines.spawn,
+    "begin": 30.0,
     "announce": _LIMITS.deadlines.acknowledge,
     "committed": _LIMITS.watchdog.stall,
     "detect": _LIMITS.watchdog.stall,
@@ -163,6 +164,7 @@ class Walk:
             for rank in self.world.living:
                 self.world.do(rank, f"{ACTS}:hold", steps=0 if rank == last and self.has("restore_state") else samples.STEP)
         self.connect()
+        self.call("begin", plan=self.plan(*range(self.world.size)))
         self.call("committed", step=samples.STEP)
         self.call("detect")
         self.quiesce()

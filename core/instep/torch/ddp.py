@@ -110,11 +110,6 @@ def check(module: nn.Module, name: str) -> None:
         raise UsageError(f"{name}: {what} reduces gradients outside of DDP's reducer, which a recovery cannot reset; leave it out")
 
 
-def joining(ddp: DistributedDataParallel) -> bool:
-    """Whether the script is inside ``ddp.join()``, where finished ranks shadow the collectives of the others."""
-    return bool(ddp._join_config.enable)
-
-
 @dataclass(frozen=True)
 class _Mark:
     """What DDP had done by a commit: ``reduced`` gradients at least once; whether the next forward broadcasts buffers."""
@@ -145,6 +140,11 @@ class Reducer:
         self._mark = self._pending
         if self._mark.reduced:
             self._watch(on=False)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the layout of the next step is known; until DDP has agreed on its buckets, ``describe`` would get ahead of that."""
+        return bool(self.ddp._has_rebuilt_buckets) or self._layout is not None or not self._mark.reduced or not self._rebuilds()
 
     def describe(self) -> list[object]:
         """Donor: the layout at the last commit (``None``: the one DDP begins with), and whether the next forward syncs buffers."""

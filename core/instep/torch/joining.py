@@ -2,15 +2,19 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from instep.board import Board
 from instep.config import Config
 from instep.errors import InstepError, PluginError
 from instep.hooks import Job
 from instep.messages import Hello, Message, Setup, Welcome
-from instep.model import Address, Group
+from instep.model import Address, Group, Plan, Role
 from instep.plugins import LoadedPlugins
 from instep.torch.comms import Comms
+
+if TYPE_CHECKING:
+    from instep.torch.local import LocalRank
 
 _FIRST_WORDS = 60.0
 
@@ -42,6 +46,19 @@ def start_plugins(plugins: LoadedPlugins, job: Job) -> Address:
                 raise PluginError(f"plugin {plugin!r} and another one both announce a port named {name!r}")
             ports[name] = port
     return Address(rank=job.rank, birth=job.birth, host=job.host, ports=ports)
+
+
+def begin(local: "LocalRank") -> int:
+    """At the first block, before anything of it: go on from an earlier run if a plugin has one. Returns the step to begin with."""
+    standing, book = local.standing, local.comms.book
+    local.state.complete()
+    if book is not None:
+        roles = (Role.RESTORE,) * local.world_size
+        plan = Plan(incarnation=local.board.current, block=standing.block, step=standing.step, roles=roles, donors={}, book=book)
+        step = local.lifecycle.begin(local.recovery(plan))
+        if step is not None:
+            standing.moved_to(standing.block, step)
+    return standing.step
 
 
 def say_hello(board: Board, comms: Comms, address: Address, *, first: Group, tell: Callable[[Message], None]) -> Welcome:

@@ -1,7 +1,6 @@
 """This rank, as the lifecycle and the session see it: link, gate, plugins and state, wired together once."""
 
 import json
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -24,6 +23,7 @@ from instep.torch.comms import Comms
 from instep.torch.control import Control
 from instep.torch.followers import Followers
 from instep.torch.gate import Gate
+from instep.torch.holding import RankHolding
 from instep.torch.ledger import Ledger
 from instep.torch.receiving import Receiving
 from instep.torch.reset import Modes
@@ -34,7 +34,6 @@ from instep.torch.unwind import Unwinder
 if TYPE_CHECKING:
     from instep.engine import Engine
 
-log = logging.getLogger(__name__)
 _HOST = "127.0.0.1"
 
 
@@ -70,7 +69,7 @@ class LocalRank:
         self._engine = engine
         self.plugins: LoadedPlugins = prepared(json.dumps(dict(self.config.plugins)))
         self.comms = Comms(self.board, self.gate, self.plugins, rank=self.rank, world_size=self.world_size, tell=self.tell)
-        job = Job(self.rank, self.world_size, self.local_rank, self._birth, _HOST, self._secret)
+        job = Job(self.rank, self.world_size, self.local_rank, self._birth, _HOST, self._secret, RankHolding(self.state, self.standing))
         self._address = joining.start_plugins(self.plugins, job)
         first = routing.first_group(self.world_size, self.config.backend)
         self._welcomed(joining.say_hello(self.board, self.comms, self._address, first=first, tell=self.tell))

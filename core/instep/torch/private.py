@@ -19,6 +19,7 @@ from instep.torch.buffers import Buffers
 
 _SPARE = 64 * 1024
 _HEAD = struct.Struct("<III")
+_COPY = struct.Struct("<QQ")
 
 
 class Cursor(Protocol):
@@ -94,6 +95,29 @@ class Private:
             raise InstepError(f"the record of this rank holds no private state of step {step} with the present layout of buffers")
         self._buffers.load(step)
         self._load_meta(meta)
+
+    def capture(self, step: int) -> bytes:
+        """A copy of the recorded state of ``step``, for ``take``. Raises ``InstepError`` when the record does not hold it."""
+        slots = self._ready()
+        meta = slots.load(step, self._buffers.layout)
+        if meta is None:
+            raise InstepError(f"the record of this rank holds no private state of step {step}")
+        return _COPY.pack(self._buffers.layout, len(meta)) + meta + bytes(slots.flat(step))
+
+    def take(self, step: int, copy: bytes) -> None:
+        """Make a copy from ``capture`` the recorded state of ``step``; ``load`` brings it to the rank.
+
+        Raises ``InstepError`` when it is damaged, or the modules have other buffers than there.
+        """
+        slots = self._ready()
+        layout, size = _COPY.unpack_from(copy) if len(copy) >= _COPY.size else (0, 0)
+        meta, flat = copy[_COPY.size : _COPY.size + size], copy[_COPY.size + size :]
+        if layout != self._buffers.layout or len(flat) != self._buffers.size:
+            raise InstepError("a copy of private state has other buffers than the modules of this rank; it is of another script")
+        slots.begin(step)
+        slots.flat(step)[:] = flat
+        slots.end(step, meta, layout)
+        self._buffers.forget(step)
 
     @property
     def buffers(self) -> Buffers:

@@ -40,6 +40,11 @@ class Share:
         """Whether the schema carries gradient bucket layouts."""
         return bool(self._reducers)
 
+    @property
+    def settled(self) -> bool:
+        """Whether ``describe`` leaves this rank as it is: no reducer is about to agree on its layout."""
+        return all(reducer.settled for reducer in self._reducers)
+
     def describe(self) -> tuple[bytes, Sequence[Tensor]]:
         """Donor: the schema, and the tensors in schema order."""
         schema, tensors = take_apart(self._group.tree(), [reducer.describe() for reducer in self._reducers])

@@ -124,8 +124,8 @@ class Shared:
         self._others = [Share(group) for group in [*sharding.groups(every, states, rank=self.rank, world=self.replicas), *groups]]
 
     def joining(self) -> bool:
-        """Whether some DDP is inside its ``join()``."""
-        return any(ddp.joining(reducer.ddp) for reducer in self._reducers)
+        """Whether some DDP is inside its ``join()``, where finished ranks shadow the collectives of the others."""
+        return any(reducer.ddp._join_config.enable for reducer in self._reducers)
 
     def prepare(self) -> None:
         """At a commit's entry, before its barrier: note what reducers have done in this step."""

@@ -1,0 +1,37 @@
+"""What a rank holds, as plugins that keep copies of it see it: shard groups, and the recorded private state."""
+
+from collections.abc import Sequence
+
+from instep.hooks import SharedState
+from instep.standing import Standing
+from instep.torch.state import RankState
+
+
+class RankHolding:
+    """``hooks.Holding`` of one rank."""
+
+    def __init__(self, state: RankState, standing: Standing) -> None:
+        self._state, self._standing = state, standing
+
+    @property
+    def block(self) -> int:
+        """See ``hooks.Holding``."""
+        return self._standing.block
+
+    @property
+    def settled(self) -> bool:
+        """See ``hooks.Holding``."""
+        return not self._standing.unpublished and all(share.settled for share in self._state.shared.shares())
+
+    def shards(self) -> Sequence[SharedState]:
+        """See ``hooks.Holding``."""
+        return self._state.shared.shares()
+
+    def record(self, step: int) -> bytes:
+        """See ``hooks.Holding``."""
+        return self._state.private.capture(step)
+
+    def take(self, step: int, record: bytes) -> None:
+        """See ``hooks.Holding``. Buffers that the accepted state shares are not private, and no others are shared."""
+        self._state.private.buffers.share_exactly(set(self._state.shared.adopted))
+        self._state.private.take(step, record)
