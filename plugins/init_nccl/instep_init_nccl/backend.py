@@ -129,9 +129,12 @@ class Aborting:
     def _abort(self) -> None:
         # One group call: aborts one by one can wait for each other across ranks (pytorch issue 119797).
         first: Any = self._communicators[0].backend
-        first._group_start()
+        grouped = hasattr(first, "_group_start")
+        if grouped:
+            first._group_start()
         try:
             for one in self._communicators:
                 one.backend.abort()
         finally:
-            first._group_end()
+            if grouped:
+                first._group_end()

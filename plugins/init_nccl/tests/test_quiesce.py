@@ -79,7 +79,11 @@ def test_all_communicators_are_aborted_in_one_group_call() -> None:
 
 def test_an_abort_that_hangs_is_left_behind_with_a_clear_error() -> None:
     release = threading.Event()
-    communicators = made(Backend("a"), Backend("b", lambda: release.wait(60) and None))
+
+    def hang() -> None:
+        release.wait(60)
+
+    communicators = made(Backend("a"), Backend("b", hang))
     aborting = Aborting(communicators, revoking=False)
     with pytest.raises(CommsError, match=r"rank 3: aborting a, b has not ended after 0.1 s: NCCL or the driver hangs"):
         aborting.wait(0.1, rank=3)

@@ -29,7 +29,7 @@ class World:
         self.log = folder / f"{per_root}-{len(settings)}.jsonl"
         self.log.touch()
         self._settings = settings
-        path = os.pathsep.join(str(ROOT / part) for part in ("core", "plugins/init_nccl", "plugins/init_nccl/tests/by_hand"))
+        path = os.pathsep.join(str(ROOT / part) for part in ("core", "plugins/init_nccl"))
         self._environment = {
             **os.environ,
             "PYTHONPATH": path,
@@ -47,7 +47,7 @@ class World:
         self._ranks = [self._start(rank) for rank in range(SIZE)]
 
     def _start(self, rank: int) -> "subprocess.Popen[str]":
-        words = [sys.executable, str(HERE / "rank.py"), str(rank), json.dumps(self._settings)]
+        words = [sys.executable, str(HERE.parent / "nccl_rank.py"), str(rank), json.dumps({"revoke": False, **self._settings})]
         return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self._environment, text=True)
 
     def replace(self, rank: int) -> None:

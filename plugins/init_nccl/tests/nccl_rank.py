@@ -1,4 +1,4 @@
-"""One rank of ``check_torch.py``: the plugin as it is, with torch's ProcessGroupNCCL, obeying JSON commands on its standard input."""
+"""One rank that uses the plugin by itself, with torch's ProcessGroupNCCL, and obeys JSON commands on its standard input."""
 
 import json
 import os
@@ -43,7 +43,9 @@ class Rank:
     """Each public method is a command."""
 
     def __init__(self, rank: int, settings: dict[str, Any]) -> None:
-        self._rank, self._plugin = rank, InitNccl(share_gpus=True, revoke=False, **settings)
+        self._rank, self._plugin = rank, InitNccl(share_gpus=True, **settings)
+        self._stuck: threading.Thread | None = None
+        self._outcome = "stuck"
         self._plugin.start(Job(rank=rank, world_size=4, local_rank=rank, birth=0, host="127.0.0.1", secret=b"job"))
         self._made: dict[str, Any] = {}
         self._device = torch.device("cuda", 0)
@@ -73,7 +75,41 @@ class Rank:
             self._made[group].backend.recv([tensor], source, 0)
 
     def allreduce(self, group: str) -> None:
+        """Issue one and forget it."""
         self._made[group].group.allreduce([torch.empty(4, device=self._device)])
+
+    def total(self, group: str, value: float) -> float:
+        """The sum over the group."""
+        tensor = torch.full((4,), value, device=self._device)
+        self._made[group].group.allreduce([tensor]).wait()
+        torch.cuda.synchronize()
+        return float(tensor[0])
+
+    def get_stuck(self, group: str) -> None:
+        """Enter an all-reduce in a thread, and stay there."""
+
+        def wait() -> None:
+            torch.cuda.set_device(self._device)
+            try:
+                self._outcome = f"done with {self.total(group, 1.0)}"
+            except RuntimeError as error:
+                self._outcome = type(error).__name__
+
+        self._outcome = "stuck"
+        self._stuck = threading.Thread(target=wait, daemon=True)
+        self._stuck.start()
+
+    def outcome(self, seconds: float) -> list[Any]:
+        """Whether the thread has come back, and how."""
+        assert self._stuck is not None
+        self._stuck.join(seconds)
+        return [not self._stuck.is_alive(), self._outcome]
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: free on the device, and resident in this process."""
+        with open("/proc/self/statm") as file:
+            resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return {"device_free": torch.cuda.mem_get_info(self._device)[0], "resident": resident}
 
     def quiesce(self, incarnation: int) -> None:
         fault = Fault(kind="exit", ranks=(0,), detail="", detected_by="check", at=0.0)
@@ -95,7 +131,7 @@ class Rank:
 
 
 def main() -> None:
-    connect.BookStore = Watched  # type: ignore[misc]
+    vars(connect)["BookStore"] = Watched
     rank = Rank(int(sys.argv[1]), json.loads(sys.argv[2]))
     for line in sys.stdin:
         command = json.loads(line)
