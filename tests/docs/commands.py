@@ -71,7 +71,7 @@ def _run(words: Sequence[str], files: Sequence[str]) -> None:
 
 
 def _make(words: Sequence[str], _: Sequence[str]) -> None:
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     for word in words:
         if "=" not in word and word not in targets:
             raise WrongError(f"the Makefile has no target {word!r}")

@@ -28,6 +28,16 @@ def test_lines() -> None:
     assert 0 < len(added) <= MOST
 
 
+def test_page() -> None:
+    """What the documentation shows stands in the example."""
+    page = (EXAMPLES.parent / "docs" / "how-to" / "megatron.md").read_text()
+    shown = page.partition("```text\n")[2].partition("```")[0].splitlines()
+    lines = WITH.read_text().splitlines()
+
+    assert [line for line in shown if line.strip() not in ("", "...") and line not in lines] == []
+    assert shown
+
+
 @pytest.mark.timeout(120)
 def test_same_losses(jobs: Jobs) -> None:
     """Without instep, with it, and with two faults."""
