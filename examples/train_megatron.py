@@ -16,7 +16,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 import instep
 from instep_state_replica.megatron import Megatron
 
-STEPS, BATCH, MICRO_BATCH, LENGTH, VOCABULARY, HIDDEN, LAYERS, HEADS = 40, 16, 2, 64, 256, 64, 2, 4
+STEPS, BATCH, MICRO_BATCH, LENGTH, VOCABULARY, HIDDEN, LAYERS, HEADS = 20, 16, 2, 64, 256, 64, 2, 4
 UNFUSED = dict.fromkeys(("gradient_accumulation_fusion", "masked_softmax_fusion", "persist_layer_norm"), False)
 
 session = instep.init()  # joins the job and makes the process group
@@ -77,7 +77,7 @@ def train():
             updated, norm, _ = optimizer.step()
             if updated:
                 scheduler.step(increment=BATCH)
-        if rank == 0 and (step + 1) % 10 == 0:
+        if rank == 0 and (step + 1) % 5 == 0:
             print(f"step {step + 1:3d}  loss {losses[0]['loss'].item():.4f}  gradient norm {norm:.3f}", flush=True)
 
 

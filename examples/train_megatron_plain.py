@@ -13,7 +13,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-STEPS, BATCH, MICRO_BATCH, LENGTH, VOCABULARY, HIDDEN, LAYERS, HEADS = 40, 16, 2, 64, 256, 64, 2, 4
+STEPS, BATCH, MICRO_BATCH, LENGTH, VOCABULARY, HIDDEN, LAYERS, HEADS = 20, 16, 2, 64, 256, 64, 2, 4
 UNFUSED = dict.fromkeys(("gradient_accumulation_fusion", "masked_softmax_fusion", "persist_layer_norm"), False)
 
 dist.init_process_group()
@@ -69,7 +69,7 @@ def train():
         updated, norm, _ = optimizer.step()
         if updated:
             scheduler.step(increment=BATCH)
-        if rank == 0 and (step + 1) % 10 == 0:
+        if rank == 0 and (step + 1) % 5 == 0:
             print(f"step {step + 1:3d}  loss {losses[0]['loss'].item():.4f}  gradient norm {norm:.3f}", flush=True)
 
 

@@ -29,7 +29,6 @@ REFUSED = (
     Refused(
         "use_megatron_fsdp", "Megatron-FSDP keeps its shards in buffers of its own", "use_distributed_optimizer, or torch's fully_shard"
     ),
-    Refused("use_torch_fsdp2", "torch's FSDP2 has no buckets", "session.protect(model=..., optimizer=...): it needs no adapter"),
     Refused(
         "overlap_param_gather_with_optimizer_step",
         "it gathers parameters in the middle of the update, so that a cut leaves some ranks with half of a step that nobody can finish",

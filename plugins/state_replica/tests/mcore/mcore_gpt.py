@@ -23,12 +23,12 @@ HIDDEN, VOCABULARY, LENGTH, MICRO = 32, 64, 16, 1
 
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The layout. ``kind``: fp32, bf16 or fp16."""
+    """The layout. ``kind``: fp32, bf16 or fp16; ``overflow``: steps 1, 5, 9 and so on have infinite gradients."""
     parser = argparse.ArgumentParser()
     for name, default in (("tp", 1), ("pp", 1), ("ep", 1), ("virtual", 0), ("experts", 0), ("instances", 1), ("layers", 2), ("batch", 8)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--kind", default="bf16", choices=["fp32", "bf16", "fp16"])
-    for flag in ("plain", "overlap-grad", "overlap-param", "tied", "rerun", "gradual", "overflow"):
+    for flag in ("plain", "overlap-grad", "overlap-param", "tied", "frozen", "rerun", "gradual", "overflow"):
         parser.add_argument(f"--{flag}", action="store_true")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--late", help="R@S: rank R sees no end of step S's commit barrier, until a fault cuts it")
@@ -74,7 +74,7 @@ class Training:
         self.optimizer.zero_grad()
         batches = [self._batches(consumed, stage) for stage in range(len(self.chunks))]
         get_forward_backward_func()(
-            forward_step_func=partial(forward, overflow=self.args.overflow and consumed % (5 * self.args.batch) == 0),
+            forward_step_func=partial(forward, overflow=self.args.overflow and consumed // self.args.batch % 4 == 1),
             data_iterator=batches if len(batches) > 1 else batches[0],
             model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
             num_microbatches=get_num_microbatches(),
@@ -103,8 +103,11 @@ class Training:
             position_embedding_type="learned_absolute",
             **virtual,
         )
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+            parameter.requires_grad_(not (args.frozen and "layernorm" in name))
+            # Other values on each rank, until they are made equal: a replacement, which is alone then, must be given every one.
+            parameter.data += 0.01 * parallel_state.get_data_parallel_rank()
         if args.kind != "fp32":
             model = Float16Module(self.config, model)
         wrapped = DistributedDataParallel(self.config, self.ddp_config, model, disable_bucketing=stage > 0)

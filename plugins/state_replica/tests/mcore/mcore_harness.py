@@ -12,6 +12,9 @@ from instep.testing.jobs import JobRun, Jobs, Script
 JOB = str(Path(__file__).with_name("mcore_job.py"))
 GAP = 2
 """Steps between faults, so that the collectives of a recovery are not counted to the next fault's step."""
+CROWD = 12
+"""Faults in one job at the most."""
+STEPS = GAP * (CROWD + 2)
 SETTINGS = {"preload": ["mcore_warm"], "limits.recoveries_without_commit": 20, "limits.same_fault": 50, "watchdog.stall": 15.0}
 
 
@@ -49,6 +52,7 @@ LAYOUTS = (
     Layout("fp16-plain", ("--plain", "--kind", "fp16", "--overflow", "--batch", "6"), ranks=3),
     Layout("interleaved", ("--pp", "2", "--virtual", "2", "--layers", "4", "--instances", "2")),
     Layout("tied-embeddings", ("--pp", "2", "--tied", "--instances", "2")),
+    Layout("frozen", ("--instances", "2", "--frozen")),
     Layout("ramp-rerun", ("--instances", "2", "--gradual", "--rerun")),
 )
 
@@ -65,23 +69,23 @@ def finals(run: JobRun, ranks: int) -> list[dict[str, object]]:
 
 def collectives(jobs: Jobs, layout: Layout) -> list[int]:
     """How many collectives each rank issues in a step."""
-    trace = jobs.clean(layout.script(4), SETTINGS).trace
+    trace = jobs.clean(layout.script(STEPS), SETTINGS).trace
     return [trace.steps[2, rank][0] for rank in range(layout.ranks)]
 
 
-def run(jobs: Jobs, layout: Layout, faults: Faults | Iterable[Injection], *, steps: int) -> JobRun:
+def run(jobs: Jobs, layout: Layout, faults: Faults | Iterable[Injection]) -> JobRun:
     """Run with faults, however it ends."""
-    return jobs.run(layout.script(steps), tuple(faults), SETTINGS)
+    return jobs.run(layout.script(STEPS), tuple(faults), SETTINGS)
 
 
 def check(
-    jobs: Jobs, layout: Layout, faults: Faults | Iterable[Injection], *, steps: int, lost: Sequence[int] = (), extra: tuple[str, ...] = ()
+    jobs: Jobs, layout: Layout, faults: Faults | Iterable[Injection], *, lost: Sequence[int] = (), extra: tuple[str, ...] = ()
 ) -> JobRun:
     """Run with faults and require that each of them happened but those with an id in ``lost``, and that nothing else can be told.
 
     ``extra`` arguments are for the run with faults alone.
     """
-    script, placed = layout.script(steps), tuple(faults)
+    script, placed = layout.script(STEPS), tuple(faults)
     clean, other = jobs.clean(script, SETTINGS), jobs.run(replace(script, args=(*script.args, *extra)), placed, SETTINGS)
     story = f"{layout.name}: " + ", ".join(f"{i.kind} {i.rank}@{i.step} {i.point}" for i in placed)
     assert other.outcome.code == 0, f"{story}: {other.outcome.message}\n{other.log(placed[0].rank)[-3000:]}"

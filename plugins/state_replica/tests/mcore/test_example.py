@@ -43,7 +43,7 @@ def test_same_losses(jobs: Jobs) -> None:
     """Without instep, with it, and with two faults."""
     protected = Script(str(RUNNER), (str(WITH),), ranks=4, steps=None)
     clean = jobs.clean(protected, SETTINGS)
-    faulty = jobs.drill(protected, Faults().kill(rank=3).at(step=11, phase="backward").kill(rank=0).at(step=24, phase="amid"), SETTINGS)
+    faulty = jobs.drill(protected, Faults().kill(rank=3).at(step=6, phase="backward").kill(rank=0).at(step=13, phase="amid"), SETTINGS)
     plain = jobs.run(Script(str(RUNNER), (str(WITHOUT),), ranks=4, steps=None), settings=SETTINGS)
 
     assert plain.outcome.code == 0, plain.log(0)[-2000:]
