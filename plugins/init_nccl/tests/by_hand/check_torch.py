@@ -1,6 +1,6 @@
 """By hand: which keys torch's ProcessGroupNCCL asks for, and that the plugin answers exactly those, without a GPU.
 
-    python plugins/init_nccl/tests/by_hand/check_torch.py        (in an environment with a CUDA build of torch, and gcc)
+    python plugins/init_nccl/tests/by_hand/check_torch.py        (gcc, and an environment with a CUDA build of torch and instep)
 
 torch and ncclGetUniqueId are as they are shipped; the CUDA runtime and NCCL's communicators are ``fake_cuda.c``, which does NCCL's
 bootstrap over real sockets and nothing else. The outcome belongs into docs/reference/nccl.md.
@@ -202,6 +202,36 @@ def leaks(folder: Path) -> None:
         world.close()
 
 
+def job(folder: Path) -> None:
+    """A drill of a whole job: two ranks killed, an exception on the third, all of it recovered in process."""
+    settings = {"init_gloo": True, "state_replica": True, "init_nccl": {"share_gpus": True, "revoke": False}}
+    log = folder / "job.jsonl"
+    log.touch()
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(folder / "libcuda.so.1"),
+        "LD_LIBRARY_PATH": str(folder),
+        "FAKE_NCCL_LOG": str(log),
+        "NCCL_SOCKET_IFNAME": "lo",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONWARNINGS": "ignore",
+        **{f"INSTEP_PLUGINS__{name.upper()}": json.dumps(value) for name, value in settings.items()},
+    }
+    faults = ["--kill", "1@4", "--kill", "0@6", "--raise", "2@8"]
+    words = [sys.executable, "-m", "instep", "drill", "--backend", "nccl", "--ranks", "3", "--steps", "12", *faults, "--json"]
+    done = subprocess.run([*words, str(HERE / "job.py")], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdict = json.loads(done.stdout)
+    assert verdict["ok"]
+    assert verdict["bitwise_equal"]
+    assert [incident["scope"] for incident in verdict["incidents"]] == ["in_process"] * 3
+    told = [json.loads(line) for line in log.read_text().splitlines()]
+    assert all(one["result"] == 0 and one["next"] == (one["rank"] + 1) % one["ranks"] for one in told)
+    phases = [phase for incident in verdict["incidents"] for phase in incident["phases"] if phase["plugin"] == "init_nccl"]
+    seconds = max(phase["seconds"] for phase in phases)
+    print(f"  three faults, recovered in process; NCCL groups connected again in at most {1e3 * seconds:.0f} ms")
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -215,6 +245,8 @@ def main() -> None:
         absent(folder)
         print("many incarnations")
         leaks(folder)
+        print("a whole job")
+        job(folder)
     print("all as expected")
 
 
