@@ -40,6 +40,31 @@ def unpack(data: bytes) -> Schema:
     raise InstepError("the donor's schema is damaged")
 
 
+def names(data: bytes) -> list[str]:
+    """A name for each tensor that a packed schema announces, in order: where it stands in the tree, without the branch.
+
+    Raises ``InstepError`` when the bytes are damaged.
+    """
+    schema = unpack(data)
+    blanks: list[Tensor] = []
+
+    def blank(_: codec.TensorSpec) -> Tensor:
+        blanks.append(torch.empty(()))
+        return blanks[-1]
+
+    tree = _tree(codec.outline(schema.state, blank))
+    found = {id(leaf): path for part in ("objects", *FIXED) for path, leaf in _named(branch(tree, part))}
+    out = dict.fromkeys(schema.places, "")
+    for place, one in zip(schema.places, blanks, strict=True):
+        out[place] = found.get(id(one), out[place])
+    used: set[str] = set()
+    for place in sorted(out):
+        while not out[place] or out[place] in used:
+            out[place] += f"#{place}"
+        used.add(out[place])
+    return [out[place] for place in sorted(out)]
+
+
 def take_apart(tree: object, reducers: Sequence[object]) -> tuple[Schema, list[Tensor]]:
     """The schema of a tree, and its tensors, each once and contiguous."""
     state, tensors = codec.split(tree)
@@ -142,6 +167,11 @@ def leaves(tree: object, path: str) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(tree, list | tuple | deque):
         for index, value in enumerate(tree):
             yield from leaves(value, f"{path}.{index}")
+
+
+def _named(part: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
+    for key, value in part.items():
+        yield from leaves(value, key)
 
 
 def _pair(theirs: object, own: object, found: dict[int, Tensor]) -> None:

@@ -1,0 +1,41 @@
+"""The rung below peers: when nobody holds a shard group any more, all ranks go back to the newest checkpoint that can be loaded.
+
+Runs in the agent; imports no torch.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from instep.model import Plan, Status, Unrecoverable, Vote
+from instep.plan import plan, rollback
+from instep_state_replica import checkpoint_files as files
+from instep_state_replica.checkpoint import Checkpoint
+
+
+def decide(votes: Sequence[Vote], settings: Checkpoint | None, *, plugin: str) -> Plan | Unrecoverable:
+    """Core's plan, or one that goes back to a checkpoint. ``plugin`` is under whose name votes carry its notes."""
+    made = plan(votes)
+    if isinstance(made, Plan) or settings is None:
+        return made
+    directory = settings.path
+    block, skipped = max(vote.block for vote in votes), list[str]()
+    reached = [vote.step + 1 for vote in votes if vote.status is not Status.FRESH]
+    for found in files.usable(directory, len(votes), skipped, avoid=damaged(votes, plugin)):
+        if found.block != block:
+            skipped.append(f"{found.name} is of block {found.block}, the ranks are in block {block}")
+        elif reached and found.step > max(reached):
+            skipped.append(f"{found.name} is ahead of what the ranks have reached")
+        else:
+            back = rollback(votes, block=block, step=found.step, checkpoint=found.name, skipped=skipped)
+            return back if isinstance(back, Plan) else made.model_copy(update={"checkpoint": f"{found.name} is of no use: {back.why}"})
+    why = f"there is none in {directory} that can be loaded" + (f": {'; '.join(skipped)}" if skipped else "")
+    return made.model_copy(update={"checkpoint": why})
+
+
+def damaged(votes: Sequence[Vote], plugin: str) -> dict[str, str]:
+    """Why a rank could not load a checkpoint, by its name, from the notes in the votes."""
+    out: dict[str, str] = {}
+    for vote in votes:
+        note = vote.notes.get(plugin)
+        told = note.get("damaged") if isinstance(note, Mapping) else None
+        out |= {name: str(why) for name, why in told.items()} if isinstance(told, Mapping) else {}
+    return out
