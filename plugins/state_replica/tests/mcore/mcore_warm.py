@@ -7,10 +7,11 @@ import mcore_shim
 
 _MODULES = (
     "megatron.core.distributed",
-    "megatron.core.models.gpt",
+    "megatron.core.models.gpt.gpt_layer_specs",
     "megatron.core.optimizer",
     "megatron.core.pipeline_parallel",
     "megatron.core.rerun_state_machine",
+    "einops._torch_specific",
     "instep_state_replica.megatron",
 )
 
