@@ -71,6 +71,16 @@ class CommsRequest:
     options: Mapping[str, GroupOptions] = field(default_factory=dict)
 
 
+class Kept(Protocol):
+    """What a rank has put beside its live state, and had others put beside theirs."""
+
+    def settled(self, seconds: float) -> bool:
+        """Whether the last ``keep`` is done, wherever its copies go; waits up to ``seconds``. Raises what kept it from being done."""
+
+    def copies(self) -> Mapping[str, tuple[int, ...]]:
+        """The steps of which there is a complete copy here, by shard group, other ranks' too; nothing is added until the next ``keep``."""
+
+
 class SharedState(Protocol):
     """One shard group's state on this rank, as a schema (bytes) and a flat list of contiguous tensors.
 
@@ -89,6 +99,12 @@ class SharedState(Protocol):
     @property
     def layouts(self) -> bool:
         """Whether the schema carries gradient bucket layouts."""
+
+    def present(self) -> tuple[object, list[object]]:
+        """The live tree of the state, which does not change until the next commit, and bucket layouts, ``None`` for one not known yet.
+
+        Quick, and leaves the rank as it is; main thread only.
+        """
 
     def describe(self) -> tuple[bytes, Sequence["Tensor"]]:
         """Donor: the schema of all shared state, and its tensors in schema order."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from instep.agent.records import State
-from instep.commit import barrier
+from instep.commit import barrier, settle
 from instep.engine import BlockEnd
 from instep.errors import CommsError, Interrupted, UsageError
 from instep.injection import InjectedFault
@@ -117,6 +117,7 @@ class Blocks:
         s.standing.at(State.DONE)
         if s.step == self._began:
             log.warning("block %s ended without a commit: nothing in it was protected (step %d)", name, s.step)
+        settle(s)
         if not barrier(s, done=True):
             raise Interrupted("cut in the barrier at the end of the block")
         block, board = s.standing.block, s.board

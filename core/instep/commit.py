@@ -39,7 +39,7 @@ class Commit:
         s = self._engine
         self._allowed()
         s.gate.check()
-        s.local.detect()
+        s.local.followers.detect()
         s.point("record")
         self._entered = True
         if not s.state.adapters:
@@ -102,6 +102,7 @@ class Commit:
         s = self._engine
         s.standing.at(State.COMMIT)
         self._follow()
+        settle(s)
         with s.unwinder.library():
             s.state.private.write(s.step + 1)
             s.state.shared.prepare()
@@ -154,7 +155,9 @@ class Commit:
         if s.first_commit:
             s.first_commit = False
             s.tell(Committed(incarnation=s.board.current, step=s.step, at=s.clock()))
-        s.local.committed()
+        if s.state.ledger is not None:
+            s.state.ledger.committed(s.step - 1)
+        s.local.followers.committed(s.step)
         s.unwinder.stepped()
 
     def _deliver(self) -> None:
@@ -201,6 +204,15 @@ class Commit:
         finally:
             s.standing.status = Status.CLEAN
         return plan.roles[s.rank] is Role.ROLL_FORWARD
+
+
+def settle(engine: "Engine") -> None:
+    """Before a barrier: wait until the copies of the present step are complete, so that all ranks could come back to it."""
+    if engine.local.followers.settled(0):
+        return
+    with engine.gate.waiting("copies of the last step", engine.step):
+        while not engine.local.followers.settled(_SLICE):
+            engine.gate.check()
 
 
 def barrier(engine: "Engine", *, done: bool) -> bool:

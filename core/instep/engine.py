@@ -116,6 +116,7 @@ class Engine:
             self.state.ledger.drop()
         with self.unwinder.library():
             self.state.private.write(self.step)
+        self.local.followers.keep(self.step)
         self.local.mark_groups()
 
     def left(self) -> None:

@@ -8,6 +8,7 @@ The loop, with every hook in its place::
     announce(groups)                     # what peers must know to connect: at the start, for a new group, with a vote
     while training:
         committed(step)                  # after each commit
+        keep(step, book)                 # copies of what no other rank holds: after each commit, at the start, after a recovery
         detect()                         # at each commit, and at each tick of the agent
         --- on a fault ---
         quiesce(interruption)            # every rank: fail pending work, close transports
@@ -28,8 +29,8 @@ from collections.abc import Mapping, Sequence
 import pluggy
 from pydantic import BaseModel, ConfigDict
 
-from instep.arguments import CommsRequest, Communicator, Holding, Interruption, Job, Recovery, SharedState
-from instep.model import Fault, Group, IncidentReport, Json, Plan, Receipt, Unrecoverable, Vote
+from instep.arguments import CommsRequest, Communicator, Holding, Interruption, Job, Kept, Recovery, SharedState
+from instep.model import AddressBook, Fault, Group, IncidentReport, Json, Plan, Receipt, Unrecoverable, Vote
 
 __all__ = [
     "HOOKS",
@@ -39,6 +40,7 @@ __all__ = [
     "Holding",
     "Interruption",
     "Job",
+    "Kept",
     "Plugin",
     "Recovery",
     "SharedState",
@@ -98,6 +100,17 @@ class Plugin(BaseModel):
         Return: nothing.
         Combine: all run.
         If it raises: logged once; training goes on.
+        """
+
+    @hookspec
+    def keep(self, step: int, book: AddressBook) -> Kept | None:
+        """Put a copy of the state of this step beside the live one, for the day on which nobody holds it; see ``Job.holding``.
+
+        When: where a rank may have to return to: as a block begins, after each commit, at a recovery's end. ``book``: where peers are.
+        Runs on: every rank, in the main thread; start what takes long, core waits for it before this rank's next barrier.
+        Return: what is kept, or None.
+        Combine: all run; copies are merged into the vote.
+        If it raises: a fault of this rank, at its next barrier.
         """
 
     @hookspec
@@ -217,6 +230,7 @@ HOOKS: tuple[str, ...] = (
     "begin",
     "announce",
     "committed",
+    "keep",
     "detect",
     "quiesce",
     "plan",

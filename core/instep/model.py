@@ -104,7 +104,8 @@ class Plan(Value):
     """The outcome of a vote, equal on every rank: which step goes on, who restores, who donates, who is where.
 
     ``donors`` maps each shard group to the ranks that send it, ascending; empty where nobody restores it. They send the shard groups
-    in ``copied`` from their copies of ``step``, all others from what is live. ``checkpoint`` names the one that all ranks load instead,
+    in ``copied`` from their copies of ``step``, all others from what is live; a donor that restores the group itself takes its own copy.
+    ``checkpoint`` names the one that all ranks load instead,
     ``skipped`` tells why newer ones are not loaded.
     """
 

@@ -27,24 +27,30 @@ def plan(votes: Sequence[Vote]) -> Plan | Unrecoverable:
     """The plan for the votes of one incarnation, one vote a rank, whatever their order.
 
     The target is the highest step that some rank holds; prepared ranks roll forward iff the target is one ahead of them. Every
-    rank that is not at the target restores each of its shard groups from all replicas that are. Raises nothing.
+    rank that is not at the target restores each of its shard groups from all replicas that are. What no replica holds there comes from
+    copies, and if there is none of that step, all ranks go back to the one before, of which each has its own copies. Raises nothing.
     """
     ordered = sorted(votes, key=lambda v: v.rank)
-    incarnation = ordered[0].incarnation
+    incarnation, copies = ordered[0].incarnation, _copies(ordered)
     points = [point for vote in ordered if (point := held(vote)) is not None]
-    if not points:
+    if not points and not copies:
         return Unrecoverable(incarnation=incarnation, why=f"no rank holds a complete step ({_census(ordered)})")
-    block, step = max(points)
+    block = max(points)[0] if points else max(v.block for v in ordered)
+    newest = max([step for at, step in points if at == block] + [*copies])
     behind = [v.rank for v in ordered if v.block != block]
     if behind:
         return Unrecoverable(incarnation=incarnation, why=f"ranks {behind} are not in block {block} ({_census(ordered)})")
-    if why := _different_groups(ordered) or _different_replicas(ordered):
+    why = _different_groups(ordered) or _different_replicas(ordered)
+    if why:
         return Unrecoverable(incarnation=incarnation, why=why)
-    roles = tuple(role(vote, block, step) for vote in ordered)
-    donors = _donors(ordered, roles)
-    if isinstance(donors, str):
-        return Unrecoverable(incarnation=incarnation, why=f"{donors} ({_census(ordered)})")
-    return Plan(incarnation=incarnation, block=block, step=step, roles=roles, donors=donors, book=_book(ordered))
+    for step in [newest, newest - 1] if newest - 1 in copies else [newest]:
+        roles = tuple(role(vote, block, step) for vote in ordered)
+        found = _donors(ordered, roles, step, copies.get(step, {}))
+        if not isinstance(found, str):
+            donors, copied = found
+            return Plan(incarnation=incarnation, block=block, step=step, roles=roles, donors=donors, copied=copied, book=_book(ordered))
+        why = why or found
+    return Unrecoverable(incarnation=incarnation, why=f"{why} ({_census(ordered)})")
 
 
 def rollback(votes: Sequence[Vote], *, block: int, step: int, checkpoint: str, skipped: Sequence[str] = ()) -> Plan | Unrecoverable:
@@ -73,8 +79,23 @@ def _book(votes: Sequence[Vote]) -> AddressBook:
     return AddressBook(incarnation=incarnation, addresses=tuple(v.address for v in votes), notes=tuple(v.notes for v in votes))
 
 
-def _donors(votes: Sequence[Vote], roles: Sequence[Role]) -> Mapping[str, tuple[int, ...]] | str:
+def _copies(votes: Sequence[Vote]) -> Mapping[int, Mapping[str, tuple[int, ...]]]:
+    """Who keeps a copy, by step and shard group."""
+    found: dict[int, dict[str, list[int]]] = {}
+    for vote in votes:
+        for name, steps in vote.copies.items():
+            for step in steps:
+                found.setdefault(step, {}).setdefault(name, []).append(vote.rank)
+    return {step: {name: tuple(ranks) for name, ranks in names.items()} for step, names in found.items()}
+
+
+def _donors(
+    votes: Sequence[Vote], roles: Sequence[Role], step: int, copies: Mapping[str, tuple[int, ...]]
+) -> tuple[Mapping[str, tuple[int, ...]], tuple[str, ...]] | str:
+    """Who sends each shard group, and which of them from copies; or which group nobody can send."""
     donors: dict[str, tuple[int, ...]] = {}
+    alone: dict[str, list[int]] = {}
+    drawn: set[str] = set()
     by_rank = {vote.rank: role for vote, role in zip(votes, roles, strict=True)}
     able: tuple[int, ...] = ()
     last: tuple[int, ...] | None = None
@@ -85,10 +106,20 @@ def _donors(votes: Sequence[Vote], roles: Sequence[Role]) -> Mapping[str, tuple[
                 continue
             if replicas != last:  # most ranks name the same replicas as the one before
                 last, able = replicas, tuple(r for r in sorted(replicas) if by_rank[r] is not Role.RESTORE)
-            if not able:
-                return f"shard group {name!r} of rank {vote.rank} has no replica left among ranks {list(replicas)}"
+            if not able and name not in copies:
+                none = f", and nobody keeps a copy of step {step}" if any(v.copies for v in votes) else ""
+                return f"shard group {name!r} of rank {vote.rank} has no replica left among ranks {list(replicas)}{none}"
             donors[name] = able
-    return donors
+            if step in vote.copies.get(name, ()):
+                alone.setdefault(name, []).append(vote.rank)
+            else:
+                drawn.add(name)
+    copied = tuple(sorted(name for name in alone.keys() | drawn if not donors[name]))
+    for name in copied:
+        donors[name] = copies[name] if name in drawn else tuple(alone[name])
+    for name, ranks in alone.items():
+        donors[name] = tuple(sorted({*donors[name], *ranks}))
+    return donors, copied
 
 
 def _different_groups(votes: Sequence[Vote]) -> str | None:

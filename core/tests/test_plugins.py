@@ -272,5 +272,5 @@ def test_the_shipped_plugins_load_and_show_in_their_source_what_they_implement(n
 
 
 def order_any(loaded: plugins.LoadedPlugins, hook: str) -> bool:
-    names = ("job", "groups", "step", "interruption", "votes", "request", "recovery", "incident")
+    names = ("job", "groups", "step", "book", "interruption", "votes", "request", "recovery", "incident")
     return bool(list(loaded.each(hook, **dict.fromkeys(names))))

@@ -17,6 +17,7 @@ class Incident:
     scope: Scope = "in_process"
     attempts: list[Attempt] = field(default_factory=list)
     step: int | None = None
+    lost: int = 0
     _receipts: list[Receipt] = field(default_factory=list)
     _joined: dict[int, float] = field(default_factory=dict)
     _commits: dict[int, float] = field(default_factory=dict)
@@ -30,9 +31,14 @@ class Incident:
         self._joined.clear()
         self._commits.clear()
 
+    def quiet(self, committed: int) -> None:
+        """All ranks are quiet, and ``committed`` is the newest step that all of them had committed by then."""
+        self.committed = max(self.committed, committed)
+
     def planned(self, plan: Plan) -> None:
         """The ranks go on at the plan's step. What was lost once is lost, whatever a later attempt can do without a checkpoint."""
         self.step = plan.step
+        self.lost = max(self.lost, self.committed - plan.step)
         if plan.checkpoint:
             self.scope = "checkpoint"
 
@@ -74,7 +80,7 @@ class Incident:
             attempts=tuple(self.attempts),
             scope=self.scope,
             step=step,
-            steps_lost=max(0, self.committed - step),
+            steps_lost=max(self.lost, self.committed - step),
             phases=tuple(self._receipts),
             seconds_to_resume=self._since(self._joined),
             seconds_to_step=self._since(self._commits),

@@ -1,7 +1,8 @@
 """A worker's record: the anonymous memory file that outlives it and holds its progress and private state.
 
-Layout: one header page of progress words, which the agent reads at its ticks, then two slots by step parity, each a page of slot
-header followed by the payload. The file is a memfd: it has no name, so nothing can be left behind. Imports no torch.
+Layout: one header page of progress words, which the agent reads at its ticks, then three slots, of which each step has one, each a
+page of slot header followed by the payload. The file is a memfd: it has no name, so nothing can be left behind. Imports no torch.
+Three, since a rank that has recorded s+2 before a barrier may have to go back to s (see ``plan``).
 """
 
 import mmap
@@ -21,7 +22,7 @@ _SLOT = struct.Struct("<qQIQ")
 _SIZES = struct.Struct("<QQ")
 _SIZES_AT, _TEXT_AT = 1024, 2048
 _ALIGN = 64
-SLOTS = 2
+SLOTS = 3
 """Steps whose private state a record holds. ``instep.torch.buffers`` has as many marks."""
 
 
@@ -111,7 +112,7 @@ class Header:
 
 
 class Slots:
-    """Two crash-safe slots of private state: ``meta`` bytes and a fixed region of ``flat`` bytes, kept by step parity."""
+    """Crash-safe slots of private state, one for each of the last steps: ``meta`` bytes and a fixed region of ``flat`` bytes."""
 
     def __init__(self, fd: int, *, meta: int, flat: int) -> None:
         """Reserve room for ``meta`` and ``flat`` bytes in each slot. Raises ``InstepError`` when memory is short.

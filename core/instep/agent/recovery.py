@@ -89,6 +89,7 @@ def voted(job: Job, member: Member, message: Voted) -> None:
     if job.incident is None or job.life.planned or len(votes) < job.terms.world:
         return
     job.life.planned = True
+    job.incident.quiet(job.floor())
     plan = job.planner(votes)
     if isinstance(plan, Unrecoverable):
         job_rung(job, f"no plan in process: {plan.why}", job.incident.fault, checkpoint=plan.checkpoint)

@@ -10,7 +10,7 @@ from instep.testing import census, samples
 from instep.testing.answers import wrong_answer
 from instep.testing.peer import Rank
 
-_CYCLE = ("start", "announce", "committed", "detect", "quiesce", "quiesce", "committed", "detect", "close")
+_CYCLE = ("start", "announce", "committed", "keep", "detect", "quiesce", "quiesce", "committed", "detect", "close")
 
 
 def renew(me: Rank) -> None:

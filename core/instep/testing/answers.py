@@ -14,6 +14,7 @@ _MAY: Mapping[str, tuple[tuple[type, ...], str]] = {
     "environment": ((Mapping,), "a mapping of names of variables to strings, or None"),
     "start": ((Mapping,), "a mapping of port names to numbers, or None"),
     "begin": ((int,), "a number of steps, or None"),
+    "keep": ((object,), "what is kept, with `settled(seconds)` and `copies()`, or None"),
     "detect": ((Fault,), "a Fault, or None"),
     "announce": ((Mapping,), "a mapping of notes that JSON can hold, or None"),
     "plan": ((Plan, Unrecoverable), "a Plan, an Unrecoverable, or None"),
@@ -36,8 +37,8 @@ def wrong_answer(hook: str, answer: object, arguments: Mapping[str, object]) -> 
     if hook == "start" and isinstance(answer, Mapping):
         odd = {k: v for k, v in answer.items() if not isinstance(k, str) or not isinstance(v, int) or not 0 < v < _PORTS}
         return f"returned {odd!r}: a port is a name and a number from 1 to 65535" if odd else None
-    if hook == "announce":
-        return _no_json(answer)
+    if hook in {"announce", "keep"}:
+        return _no_json(answer) if hook == "announce" else _nothing_kept(answer)
     if hook == "environment" and isinstance(answer, Mapping):
         odd = {k: v for k, v in answer.items() if not isinstance(k, str) or not isinstance(v, str)}
         return f"returned {odd!r}: a variable is a name and a string" if odd else None
@@ -67,6 +68,12 @@ def wrong_annotation(hook: str, method: object) -> str | None:
     if not odd:
         return None
     return f"says that it returns {', '.join(b.__name__ for b in odd)}; it must return {words}"
+
+
+def _nothing_kept(answer: object) -> str | None:
+    if all(callable(getattr(answer, name, None)) for name in ("settled", "copies")):
+        return None
+    return f"returned {_short(answer)}, which has no `settled()` and `copies()`: see instep.hooks.Kept"
 
 
 def _no_json(answer: object) -> str | None:

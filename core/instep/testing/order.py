@@ -53,6 +53,7 @@ class Order(RuleBasedStateMachine):
         """A step is done."""
         self.step += 1
         self.call("committed", step=self.step)
+        self.call("keep", step=self.step, incarnation=self.walk.incarnation)
 
     @precondition(lambda self: not self.open)
     @rule()

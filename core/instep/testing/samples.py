@@ -29,6 +29,10 @@ class SampleState:
         self.steps = steps
         self._shared: Shared | None = None
 
+    def present(self) -> tuple[object, list[object]]:
+        """The live tree."""
+        return self.real().world.present()
+
     def describe(self) -> "tuple[bytes, Sequence[Tensor]]":
         """The schema and the tensors of what this rank holds."""
         return self.real().world.describe()
@@ -92,6 +96,11 @@ def job(me: Rank) -> Job:
     return Job(rank=me.rank, world_size=me.size, local_rank=me.rank, birth=me.birth, host=HOST, secret=SECRET)
 
 
+def book(size: int, incarnation: int) -> AddressBook:
+    """Ranks that nobody can reach."""
+    return AddressBook(incarnation=incarnation, addresses=tuple(Address(rank=rank, birth=0, host=HOST) for rank in range(size)))
+
+
 def votes(size: int, incarnation: int) -> list[Vote]:
     """Rank 0 was replaced, all others are clean."""
     out = []
@@ -150,6 +159,7 @@ def arguments(me: Rank, hook: str, given: Mapping[str, Json]) -> dict[str, objec
         "start": lambda: {"job": job(me)},
         "announce": lambda: {"groups": _groups(given.get("groups", []))},
         "committed": lambda: {"step": int(str(given.get("step", STEP)))},
+        "keep": lambda: {"step": int(str(given.get("step", STEP))), "book": book(me.size, incarnation)},
         "quiesce": lambda: {"interruption": Interruption(incarnation, fault(rank=me.size - 1), bool(given.get("acknowledging")))},
         "plan": lambda: {"votes": votes(me.size, incarnation)},
         "reinit_comms": lambda: {"request": request(me, groups=given["groups"], book=given["book"])},

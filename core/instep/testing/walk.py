@@ -18,6 +18,7 @@ DEADLINES: Mapping[str, float] = {
     "begin": 30.0,
     "announce": _LIMITS.deadlines.acknowledge,
     "committed": _LIMITS.watchdog.stall,
+    "keep": _LIMITS.watchdog.stall,
     "detect": _LIMITS.watchdog.stall,
     "quiesce": _LIMITS.deadlines.acknowledge,
     "plan": _LIMITS.watchdog.stall,
@@ -166,6 +167,7 @@ class Walk:
         self.connect()
         self.call("begin", plan=self.plan(*range(self.world.size)))
         self.call("committed", step=samples.STEP)
+        self.call("keep", step=samples.STEP, incarnation=self.incarnation)
         self.call("detect")
         self.quiesce()
         self.call("plan", [0], incarnation=self.incarnation)

@@ -11,7 +11,7 @@ import xxhash
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from instep.agent.records import Slots
+from instep.agent.records import SLOTS, Slots
 from instep.errors import UsageError
 from instep.torch.dtensor import local, sharded
 from instep.torch.tape import raw
@@ -41,20 +41,20 @@ class Buffers:
             self.size += -(-tensor.nbytes // _ALIGN) * _ALIGN
         shapes = repr([(n, tuple(t.shape), str(t.dtype)) for (n, _, _), t in zip(self._places, tensors, strict=True)])
         self.layout = xxhash.xxh3_64_intdigest(shapes.encode())
-        self._views: tuple[list[Tensor], list[Tensor]] = ([], [])
-        self._marks: tuple[list[_Mark | None], list[_Mark | None]] = ([], [])
+        self._views: tuple[list[Tensor], ...] = tuple([] for _ in range(SLOTS))
+        self._marks: tuple[list[_Mark | None], ...] = tuple([] for _ in range(SLOTS))
         self._entry: list[_Mark] = []
 
     def bind(self, slots: Slots) -> None:
-        """Place the buffers in the flat regions of both slots."""
-        for parity in (0, 1):
-            flat = slots.flat(parity)
-            self._views[parity][:] = [_view(flat, at, t) for at, t in zip(self._offsets, self._tensors(), strict=True)]
-            self._marks[parity][:] = [None] * len(self._places)
+        """Place the buffers in the flat regions of all slots."""
+        for slot in range(SLOTS):
+            flat = slots.flat(slot)
+            self._views[slot][:] = [_view(flat, at, t) for at, t in zip(self._offsets, self._tensors(), strict=True)]
+            self._marks[slot][:] = [None] * len(self._places)
 
     def write(self, step: int) -> None:
         """Copy into the slot of ``step`` what may have changed since it was written."""
-        views, marks, tensors = self._views[step % 2], self._marks[step % 2], self._tensors()
+        views, marks, tensors = self._views[step % SLOTS], self._marks[step % SLOTS], self._tensors()
         self._check(tensors, views)
         stale = [i for i in self._mine() if self._always[i] or marks[i] != _Mark(tensors[i])]
         if stale:
@@ -69,7 +69,7 @@ class Buffers:
 
         A tensor that was put in place of the recorded one may belong to somebody else: it is replaced, not written to.
         """
-        views, marks, tensors = self._views[step % 2], self._marks[step % 2], self._tensors()
+        views, marks, tensors = self._views[step % SLOTS], self._marks[step % SLOTS], self._tensors()
         stale = [i for i in self._mine() if self._always[i] or marks[i] != _Mark(tensors[i])]
         with torch.no_grad():
             for i in stale:

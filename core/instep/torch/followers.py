@@ -1,21 +1,27 @@
-"""Plugins that look at every commit, and those that must be closed: the hooks outside of a recovery."""
+"""Plugins that look at every commit, that keep copies, and those that must be closed: the hooks outside of a recovery."""
 
 import logging
+from collections.abc import Callable, Mapping
 
+from instep.board import Board
 from instep.errors import InstepError
-from instep.model import Fault
+from instep.hooks import Kept
+from instep.model import AddressBook, Fault
 from instep.plugins import LoadedPlugins
 
 log = logging.getLogger(__name__)
 
 
 class Followers:
-    """Calls ``detect``, ``committed`` and ``close`` of all plugins on one rank; nothing is looked up again at each step."""
+    """Calls ``detect``, ``committed``, ``keep`` and ``close`` of all plugins on one rank; nothing is looked up again at each step."""
 
-    def __init__(self, plugins: LoadedPlugins) -> None:
-        self._plugins = plugins
+    def __init__(self, plugins: LoadedPlugins, board: Board, book: Callable[[], AddressBook | None]) -> None:
+        self._plugins, self._board, self._book = plugins, board, book
         self._detectors = list(plugins.each("detect"))
         self._following = any(True for _ in plugins.each("committed", step=0))
+        self._keeping = any(True for _ in plugins.each("keep", step=0, book=None))
+        self._kept: dict[str, Kept] = {}
+        self._failed: InstepError | None = None
 
     def detect(self) -> None:
         """Raise what a plugin's ``detect`` found, as a fault of this rank."""
@@ -25,13 +31,41 @@ class Followers:
                 raise InstepError(f"plugin {plugin} detected: {fault.detail}")
 
     def committed(self, step: int) -> None:
-        """Tell that ``step`` steps are committed; what a plugin raises is logged."""
+        """``step`` steps are committed: tell, and have copies made. What a plugin raises in ``committed`` is logged."""
         if self._following:
             for plugin, run in self._plugins.each("committed", step=step):
                 try:
                     run()
                 except Exception:
                     log.exception("plugin %s: committed failed", plugin)
+        self.keep(step)
+
+    def keep(self, step: int) -> None:
+        """Have copies made of the state of ``step``, unless a recovery has begun, at whose end it will be; ``settled`` raises."""
+        self._failed, book = None, self._book()
+        if self._keeping and book is not None and not self._board.revoked:
+            for plugin, run in self._plugins.each("keep", step=step, book=book):
+                try:
+                    kept = run()
+                except Exception as error:  # noqa: BLE001 - raised where the rank may fail
+                    self._failed = InstepError(f"plugin {plugin}: keep failed: {type(error).__name__}: {error}")
+                    continue
+                if kept is not None:
+                    self._kept[plugin] = kept  # type: ignore[assignment]
+
+    def settled(self, seconds: float) -> bool:
+        """Whether all copies are where they must be before this rank may enter a barrier; waits up to ``seconds``."""
+        if self._failed is not None:
+            raise self._failed
+        return all(kept.settled(seconds) for kept in self._kept.values())
+
+    def copies(self) -> Mapping[str, tuple[int, ...]]:
+        """The steps of which there are copies here, by shard group."""
+        found: dict[str, set[int]] = {}
+        for kept in self._kept.values():
+            for name, steps in kept.copies().items():
+                found.setdefault(name, set()).update(steps)
+        return {name: tuple(sorted(steps)) for name, steps in sorted(found.items())}
 
     def close(self) -> None:
         """Close all plugins; what one raises is logged."""

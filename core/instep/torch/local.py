@@ -78,7 +78,7 @@ class LocalRank:
         self.gate.recording = not self.gate.loopback
         self.unwinder = Unwinder(self.board)
         self.lifecycle = Lifecycle(self.board, self.plugins, self, self.tell, time.monotonic)
-        self._followers = Followers(self.plugins)
+        self.followers = Followers(self.plugins, self.board, lambda: self.comms.book)
         self.control.watch(self.lifecycle, self.unwinder, self.gate)
 
     def _welcomed(self, welcome: Welcome) -> None:
@@ -103,7 +103,7 @@ class LocalRank:
         self._uninstall()
         self.state.close()
         self.gate.close()
-        self._followers.close()
+        self.followers.close()
         self._routing.close()
         self._link.close()
 
@@ -128,16 +128,6 @@ class LocalRank:
             self._delivered += 1
             self.standing.header.put("deliveries", self._delivered)
             self.point("loader")
-
-    def detect(self) -> None:
-        """Raise what a plugin's ``detect`` found, as a fault of this rank."""
-        self._followers.detect()
-
-    def committed(self) -> None:
-        """Tell the plugins that follow commits, and the drill's ledger."""
-        if self.state.ledger is not None:
-            self.state.ledger.committed(self.standing.step - 1)
-        self._followers.committed(self.standing.step)
 
     def agree(self) -> None:
         """Before the first block: fix layouts, and prove that all ranks start from equal shared state."""
@@ -182,6 +172,7 @@ class LocalRank:
             groups=groups,
             address=self._address,
             shards={share.name: share.replicas for share in self.state.shared.shares()},
+            copies=self.followers.copies(),
             notes={**self.comms.announce(groups), **self.state.notes()},
         )
 
@@ -243,6 +234,7 @@ class LocalRank:
         self.incidents += 1
         self.mark_groups()
         self._engine.rejoined()
+        self.followers.keep(plan.step)
 
     def _tearing(self) -> None:
         if self.standing.status is not Status.FRESH:

@@ -1,6 +1,6 @@
 """Private state of a rank: random generators, module buffers, training flags, cursors, private objects; kept in its record.
 
-A commit writes the state for step s+1 into one of two slots before its barrier; a recovery reloads the slot of the agreed step on
+A commit writes the state for step s+1 into one of three slots before its barrier; a recovery reloads the slot of the agreed step on
 every rank.
 """
 

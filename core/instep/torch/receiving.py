@@ -14,6 +14,10 @@ class Receiving:
         self._share, self._tearing = share, tearing
         self.name, self.replicas, self.layouts = share.name, share.replicas, share.layouts
 
+    def present(self) -> tuple[object, list[object]]:
+        """See ``hooks.SharedState``."""
+        return self._share.present()
+
     def describe(self) -> tuple[bytes, Sequence[Tensor]]:
         """See ``hooks.SharedState``."""
         return self._share.describe()

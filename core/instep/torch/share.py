@@ -45,6 +45,10 @@ class Share:
         """Whether ``describe`` leaves this rank as it is: no reducer is about to agree on its layout."""
         return all(reducer.settled for reducer in self._reducers)
 
+    def present(self) -> tuple[object, list[object]]:
+        """The live tree, and the layouts of buckets that are known without getting ahead of DDP."""
+        return self._group.tree(), [reducer.describe() if reducer.settled else None for reducer in self._reducers]
+
     def describe(self) -> tuple[bytes, Sequence[Tensor]]:
         """Donor: the schema, and the tensors in schema order."""
         schema, tensors = take_apart(self._group.tree(), [reducer.describe() for reducer in self._reducers])

@@ -33,7 +33,7 @@ def test_header_words_and_operation_are_read_from_outside(record: int) -> None:
     assert records.read(record).operation == "short"
 
 
-def test_slots_alternate_and_keep_two_steps(record: int) -> None:
+def test_slots_alternate_and_keep_three_steps(record: int) -> None:
     slots = Slots(record, meta=64, flat=FLAT)
     for step in range(5):
         slots.begin(step)
@@ -41,23 +41,24 @@ def test_slots_alternate_and_keep_two_steps(record: int) -> None:
         slots.end(step, f"step {step}".encode(), layout=9)
     assert slots.load(4, 9) == b"step 4"
     assert slots.load(3, 9) == b"step 3"
+    assert slots.load(2, 9) == b"step 2"
     assert bytes(slots.flat(4)) == b"\4" * FLAT
     assert bytes(slots.flat(3)) == b"\3" * FLAT
-    assert slots.load(2, 9) is None
+    assert slots.load(1, 9) is None
     assert slots.load(4, 8) is None
 
 
-def test_a_cut_write_leaves_the_other_step_whole(record: int) -> None:
+def test_a_cut_write_leaves_the_other_steps_whole(record: int) -> None:
     slots = Slots(record, meta=64, flat=FLAT)
-    for step in (0, 1):
+    for step in (0, 1, 2):
         slots.begin(step)
         slots.end(step, b"whole", layout=1)
-    slots.begin(2)
-    slots.flat(2)[: FLAT // 2] = b"\7" * (FLAT // 2)
+    slots.begin(3)
+    slots.flat(3)[: FLAT // 2] = b"\7" * (FLAT // 2)
     successor = Slots(record, meta=64, flat=FLAT)
-    assert successor.load(2, 1) is None
+    assert successor.load(3, 1) is None
     assert successor.load(0, 1) is None
-    assert successor.load(1, 1) == b"whole"
+    assert successor.load(1, 1) == successor.load(2, 1) == b"whole"
 
 
 def test_a_payload_that_does_not_match_its_checksum_is_none(record: int) -> None:

@@ -8,8 +8,9 @@ from typing import ClassVar
 from pydantic import Field, PrivateAttr
 
 from instep.errors import InstepError
-from instep.hooks import Interruption, Job, Plugin, Recovery, hookimpl
-from instep.model import Receipt, Role
+from instep.hooks import Interruption, Job, Kept, Plugin, Recovery, hookimpl
+from instep.model import AddressBook, Receipt, Role
+from instep_state_replica.buddies import Buddies
 from instep_state_replica.exchange import Limits
 from instep_state_replica.sockets import Sockets, listen
 from instep_state_replica.transfer import PORT, Transfer
@@ -26,33 +27,44 @@ class StateReplica(Plugin):
     chunk_bytes: int = Field(default=1 << 22, ge=4096, description="bytes of one read or write")
     connect_timeout: float = Field(default=5.0, gt=0, description="seconds that connecting to a peer may take")
     digest_stripes: bool = Field(default=True, description="digest what is sent at both ends, on all ranks alike")
+    buddies: bool = Field(default=False, description="keep copies of state that no other rank holds, here and on another rank")
+    buddy_distance: int = Field(default=0, ge=0, description="ranks from a rank to its buddy; 0: the next rank on another machine")
     compare_digests: bool = Field(default=True, description="compare the replicas of each shard group after each recovery")
 
     _listener: socket.socket | None = PrivateAttr(default=None)
     _sockets: Sockets = PrivateAttr(default_factory=Sockets)
+    _buddies: Buddies = PrivateAttr(default_factory=Buddies)
 
     @hookimpl
     def start(self, job: Job) -> Mapping[str, int]:
-        """Open the listener for transfers."""
+        """Open the listeners for transfers and for copies."""
         self._listener = listen(job.host)
-        return {PORT: int(self._listener.getsockname()[1])}
+        buddies = self._buddies.open(job, wanted=self.buddies, distance=self.buddy_distance, connect=self.connect_timeout)
+        return {PORT: int(self._listener.getsockname()[1]), **buddies}
+
+    @hookimpl
+    def keep(self, step: int, book: AddressBook) -> Kept | None:
+        """Copy all state of this rank, and have its buddy keep what no other rank holds."""
+        return self._buddies.keep(step, book)
 
     @hookimpl
     def quiesce(self, interruption: Interruption) -> None:
-        """Cut transfers of older incarnations."""
+        """Cut transfers of older incarnations, and let no copy change any more."""
         self._sockets.shut_older(interruption.incarnation)
+        self._buddies.quiesce(interruption.incarnation)
 
     @hookimpl
     def restore_state(self, recovery: Recovery) -> Receipt | None:
-        """Donors send, restoring ranks receive, and all ranks align their gradient buckets. ``None`` if every rank restores."""
-        if all(role is Role.RESTORE for role in recovery.plan.roles):
+        """Donors send, restoring ranks receive, and all ranks align their gradient buckets. ``None`` if nobody has anything to send."""
+        if all(role is Role.RESTORE for role in recovery.plan.roles) and not recovery.plan.copied:
             return None
         if self._listener is None:
             raise InstepError(f"{NAME}: start was not called; state is restored inside a job")
         began = time.monotonic()
         recovery.point("restore")
         limits = Limits(chunk=self.chunk_bytes, connect=self.connect_timeout, digest=self.digest_stripes)
-        received = Transfer(recovery, listener=self._listener, sockets=self._sockets, limits=limits).run()
+        copied, shares = self._buddies.restore(recovery)
+        received = copied + Transfer(recovery, shares, listener=self._listener, sockets=self._sockets, limits=limits).run()
         seconds = time.monotonic() - began
         return Receipt(phase="restore_state", plugin=NAME, rank=recovery.rank, seconds=seconds, bytes=received, verified=True)
 
@@ -71,3 +83,4 @@ class StateReplica(Plugin):
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+        self._buddies.close()

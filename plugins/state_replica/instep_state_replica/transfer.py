@@ -2,10 +2,11 @@
 
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import closing
 
 from instep.errors import InstepError
-from instep.hooks import Recovery
+from instep.hooks import Recovery, SharedState
 from instep_state_replica import wire
 from instep_state_replica.exchange import Exchange, Limits, Talk
 from instep_state_replica.reactor import Loop, Steps, Task
@@ -16,11 +17,13 @@ PORT = "peer"
 
 
 class Transfer:
-    """The part of one rank in one transfer."""
+    """The part of one rank in one transfer of ``shares``: its shard groups, and those of which it sends a copy."""
 
-    def __init__(self, recovery: Recovery, *, listener: socket.socket, sockets: Sockets, limits: Limits) -> None:
+    def __init__(
+        self, recovery: Recovery, shares: Sequence[SharedState], *, listener: socket.socket, sockets: Sockets, limits: Limits
+    ) -> None:
         self._recovery, self._limits, self._listener = recovery, limits, listener
-        made = [Exchange(recovery, s, roster(recovery.plan, s), limits=limits, call=self._call) for s in recovery.shards]
+        made = [Exchange(recovery, s, roster(recovery.plan, s), limits=limits, call=self._call) for s in shares]
         self._exchanges = {exchange.key: exchange for exchange in made}
         if len(self._exchanges) < len(made):
             raise InstepError(f"two shard groups of rank {recovery.rank} have one name: {sorted(e.share.name for e in made)}")

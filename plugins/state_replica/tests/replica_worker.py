@@ -86,6 +86,7 @@ class Held:
         shared.check_coverage()
         (self._share,) = shared.shares()
         self.describe, self.destination, self.accept = self._share.describe, self._share.destination, self._share.accept
+        self.present = self._share.present
         self.align, self.digest = self._share.align, self._share.digest
 
     def tamper(self) -> None:

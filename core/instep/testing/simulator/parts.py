@@ -85,6 +85,27 @@ class Comms:
         return [cast("bytes", values[rank]) for rank in range(self._rank.world_size)]
 
 
+class Followers:
+    """Stands in for ``instep.torch.followers.Followers``: nothing is detected but by the agent, and every rank holds all."""
+
+    def __init__(self, rank: "Rank") -> None:
+        self._rank = rank
+
+    def detect(self) -> None:
+        """Nothing."""
+
+    def committed(self, step: int) -> None:  # noqa: ARG002 - the rank knows
+        """One more step is complete here."""
+        self._rank.world.checks.committed(self._rank)
+
+    def keep(self, step: int) -> None:
+        """No copies."""
+
+    def settled(self, seconds: float) -> bool:  # noqa: ARG002
+        """Nothing to wait for."""
+        return True
+
+
 class Config:
     """The part of the configuration that engine and commit look at."""
 

@@ -17,7 +17,7 @@ from instep.model import Address, Fault, Group, Plan, Status, Vote
 from instep.standing import Standing
 from instep.testing.simulator import clock, model
 from instep.testing.simulator.network import Meeting
-from instep.testing.simulator.parts import Comms, Config, Gate, NodeBarrier, Unwinder
+from instep.testing.simulator.parts import Comms, Config, Followers, Gate, NodeBarrier, Unwinder
 from instep.testing.simulator.plugin import BACKEND, SLICE, loaded
 from instep.testing.simulator.process import Process
 from instep.testing.simulator.state import REPLICA, Idle, Private, RankState, SharedParts
@@ -41,7 +41,7 @@ class Rank(Idle):
         self.world_size = self.world.schedule.world
         self.incidents = 0
         self.connecting = -1
-        self.config, self.comms = Config(), Comms(self)
+        self.config, self.comms, self.followers = Config(), Comms(self), Followers(self)
         fresh = process.birth > 0
         self.board: Board = clock.board(process.clock, current=-1 if fresh else 0)
         self.standing = Standing(process.memory.words, status=Status.FRESH if fresh else Status.CLEAN)
@@ -91,13 +91,6 @@ class Rank(Idle):
     def point(self, name: str) -> None:
         """A place where anything may happen."""
         self.process.place(name)
-
-    def detect(self) -> None:
-        """No plugin detects anything in a simulated rank; the agent's do."""
-
-    def committed(self) -> None:
-        """One more step is complete here."""
-        self.world.checks.committed(self)
 
     def mark_groups(self) -> None:
         """There is one group, the world."""

@@ -17,7 +17,7 @@ REPLICA = "replica"
 
 
 class Private:
-    """Stands in for ``instep.torch.private.Private``: one generator, kept in two slots."""
+    """Stands in for ``instep.torch.private.Private``: one generator, kept in as many slots."""
 
     def __init__(self, process: Process, first: int) -> None:
         self.value = first
@@ -57,6 +57,10 @@ class SharedParts:
     def replicas(self) -> tuple[int, ...]:
         """All ranks."""
         return self._rank.world.everyone
+
+    def present(self) -> tuple[object, list[object]]:
+        """There is no tree here."""
+        return {}, []
 
     def describe(self) -> "tuple[bytes, Sequence[Tensor]]":
         """There are no tensors here."""
