@@ -54,14 +54,15 @@ class Checkpoints:
         self._rank, self._world, self._holding = job.rank, job.world_size, job.holding
         self._run = hashlib.sha256(b"instep run" + job.secret).hexdigest()[:16]
         self._settings = settings
-        if settings is None or settings.resume or job.birth:
+        if settings is None:
             return
-        foreign = next(iter(files.usable(settings.path, self._world, [])), None)
+        foreign = None if settings.resume else next(iter(files.usable(settings.path, self._world, [])), None)
         if foreign is not None and foreign.run != self._run:
             raise ConfigError(
                 f"plugins.state_replica.checkpoint.dir: {settings.path} holds {foreign.name} of another run; set "
                 "plugins.state_replica.checkpoint.resume = true to go on from there, or name another folder"
             )
+        files.tidy(settings.path, self._rank)
 
     @property
     def notes(self) -> Mapping[str, Json] | None:

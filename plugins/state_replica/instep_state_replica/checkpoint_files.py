@@ -151,6 +151,14 @@ def folders(directory: Path) -> list[Path]:
     return sorted(found, key=lambda folder: int(folder.name.partition("-")[2]), reverse=True)
 
 
+def tidy(directory: Path, rank: int) -> None:
+    """Remove what a dead predecessor of this rank did not finish."""
+    for folder in folders(directory):
+        for path in (part(folder, rank), receipt(folder, rank)):
+            with suppress(OSError):
+                unfinished(path).unlink(missing_ok=True)
+
+
 def prune(directory: Path, world: int, *, keep: int, but: Collection[str] = ()) -> None:
     """Remove what is older than the newest ``keep`` complete checkpoints."""
     left = keep
