@@ -5,8 +5,10 @@
 
 A model and its AdamW of one gigabyte, restored by the plugin ``state_replica``: over the memory that a torn survivor has, and by a
 replacement whose optimizer has no state yet. Plain bytes: ``sendall`` and ``recv_into`` of as many, into memory that is in use, or of which
-as much is new as is to the replacement. All ways take turns; the best time of each counts, for load from outside only ever adds to it.
-Extra memory is the most that a process held on top of the state itself. Exit code 0 only if every bar holds.
+as much is new as is to the replacement. All ways take turns, plain bytes before each, and the best time of each way counts: load from
+outside only ever adds to it. Where it adds to all of them, look at ``busiest``: the same ratios in processor seconds of whichever process
+took most, which is how long a transfer takes when nobody else computes. torchft receives into new memory, and digests nothing. Extra memory
+is the most that a process held on top of the state itself. Exit code 0 only if every bar holds.
 """
 
 import argparse
@@ -15,9 +17,12 @@ import multiprocessing
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
+from restore_rank import Took
 from restore_rank import main as rank_main
 
 from instep.model import Address, AddressBook, Plan, Role
@@ -58,7 +63,7 @@ class Ranks:
             context.Process(target=rank_main, args=(rank, RANKS, theirs), daemon=True).start()
             self.pipes.append(ours)
         for rank in range(RANKS):
-            self.bytes = int(str(self.do(rank, "hold", layers, 1.0, True)))
+            self.bytes = self.do(rank, "hold", layers, 1.0, True)
         self.digest = self.do(0, "digest")
         for rank in (0, RECEIVER):
             self.do(rank, "fill", self.bytes)
@@ -67,42 +72,39 @@ class Ranks:
         """Begin a command on a rank."""
         self.pipes[rank].send((name, arguments))
 
-    def hear(self, rank: int) -> object:
+    def hear(self, rank: int) -> Any:
         """What came of it."""
         if not self.pipes[rank].poll(PATIENCE):
             raise SystemExit(f"rank {rank} said nothing for {PATIENCE} s")
         return self.pipes[rank].recv()
 
-    def do(self, rank: int, name: str, *arguments: object) -> object:
+    def do(self, rank: int, name: str, *arguments: object) -> Any:
         """A command, from beginning to end."""
         self.tell(rank, name, *arguments)
         return self.hear(rank)
 
-    def plain(self, *, new: bool) -> float:
-        """Seconds for plain bytes; with ``new``, two thirds of the memory have never been used."""
+    def plain(self, *, new: bool) -> Took:
+        """Plain bytes; with ``new``, two thirds of the memory have never been used."""
         port = self.do(RECEIVER, "listen", new)
         self.tell(RECEIVER, "receive")
         self.tell(0, "send", port)
-        seconds = self.hear(RECEIVER)
-        self.hear(0)
-        return float(str(seconds))
+        return _slowest([self.hear(RECEIVER), self.hear(0)])
 
-    def restore(self, donors: int, *, new: bool, digested: bool) -> tuple[float, float, float]:
-        """Seconds, and the extra memory of the receiver and of the donor that took most, in MiB."""
+    def restore(self, donors: int, *, new: bool, digested: bool) -> tuple[Took, float, float]:
+        """How long it took, and the extra memory of the receiver and of the donor that took most, in MiB."""
         taking = [*range(donors), RECEIVER]
-        ports = {rank: int(str(self.do(rank, "open", {"digest_stripes": digested}))) for rank in taking}
+        ports = {rank: self.do(rank, "open", {"digest_stripes": digested}) for rank in taking}
         self.do(RECEIVER, "hold", self.layers, 0.0, not new)
         plan = self._plan(donors, ports)
         for rank in taking:
             self.tell(rank, "restore", plan, new)
-        said = {rank: self.hear(rank) for rank in taking}
+        took, received, extra = zip(*(self.hear(rank) for rank in taking), strict=True)
         if self.do(RECEIVER, "digest") != self.digest:
             raise SystemExit("what arrived is not what was sent")
-        seconds, received, extra = said[RECEIVER]  # type: ignore[misc]
-        if received != self.bytes:
-            raise SystemExit(f"{received} bytes arrived, not {self.bytes}")
+        if received[-1] != self.bytes:
+            raise SystemExit(f"{received[-1]} bytes arrived, not {self.bytes}")
         allocated = self.bytes * 2 / 3 if new else 0
-        return seconds, (extra - allocated) / 2**20, max(said[rank][2] for rank in range(donors)) / 2**20  # type: ignore[index]
+        return _slowest(took), (extra[-1] - allocated) / 2**20, max(extra[:-1]) / 2**20
 
     def _plan(self, donors: int, ports: dict[int, int]) -> Plan:
         self.incarnation += 1
@@ -120,14 +122,13 @@ class Peer:
         command = [python, str(Path(__file__).with_name("restore_torchft.py")), str(layers)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
-    def transfer(self) -> dict[str, float]:
-        """Seconds of one transfer each way that it has."""
+    def transfer(self) -> dict[str, Took]:
+        """How long one transfer took, each way that it has."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
-        found: dict[str, float] = json.loads(self._process.stdout.readline())
-        return found
+        return {name: _slowest(took) for name, took in json.loads(self._process.stdout.readline()).items()}
 
     def close(self) -> None:
         """End it."""
@@ -139,35 +140,36 @@ class Peer:
 def measure(layers: int, rounds: int, python: str | None) -> dict[str, float]:
     """All figures by name."""
     ranks, peer = Ranks(layers), Peer(python, layers) if python else None
-    times: defaultdict[str, list[float]] = defaultdict(list)
+    times: defaultdict[str, list[Took]] = defaultdict(list)
     receiver = donor = 0.0
     for _ in range(rounds):
         for name, (donors, new, digested) in CASES.items():
-            times["plain_new" if new else "plain"].append(ranks.plain(new=new))
-            seconds, more, most = ranks.restore(donors, new=new, digested=digested)
-            times[name].append(seconds)
+            times[f"plain_{name}"].append(ranks.plain(new=new))
+            took, more, most = ranks.restore(donors, new=new, digested=digested)
+            times[name].append(took)
             receiver, donor = max(receiver, more), max(donor, most)
-        for name, seconds in (peer.transfer() if peer else {}).items():
-            times[name].append(seconds)
+        for name, took in (peer.transfer() if peer else {}).items():
+            times[name].append(took)
     for rank in range(RANKS):
         ranks.tell(rank, "end")
     if peer:
         peer.close()
-    return {**_figures(ranks.bytes, {name: min(t) for name, t in times.items()}), "extra_mib_receiver": receiver, "extra_mib_donor": donor}
+    figures = {f"{name}_gb_s": ranks.bytes / min(took)[0] / 1e9 for name, took in times.items()}
+    figures |= _ratios({name: min(seconds for seconds, _ in took) for name, took in times.items()})
+    busiest = _ratios({name: min(busy for _, busy in took) for name, took in times.items()})
+    figures |= {f"busiest_{name}": ratio for name, ratio in busiest.items()}
+    return {**figures, "extra_mib_receiver": receiver, "extra_mib_donor": donor}
 
 
-def _figures(size: int, best: dict[str, float]) -> dict[str, float]:
-    figures = {f"{name}_gb_s": size / seconds / 1e9 for name, seconds in best.items()}
-    for name in ("torn", "torn_digested"):
-        figures[f"{name}_over_plain"] = best["plain"] / best[name]
-    for name in ("new", "new_digested"):
-        figures[f"{name}_over_plain"] = best["plain_new"] / best[name]
-    for name in ("two_donors", "three_donors"):
-        figures[f"{name}_over_one"] = best["torn_digested"] / best[name]
-    for name, seconds in best.items():
-        if name.startswith("torchft"):
-            figures[f"new_digested_over_{name}"] = seconds / best["new_digested"]
-    return figures
+def _slowest(took: Iterable[Took]) -> Took:
+    clock, processor = zip(*took, strict=True)
+    return max(clock), max(processor)
+
+
+def _ratios(best: Mapping[str, float]) -> dict[str, float]:
+    figures = {f"{name}_over_plain": best[f"plain_{name}"] / best[name] for name in ("torn", "torn_digested", "new", "new_digested")}
+    figures |= {f"{name}_over_one": best["torn_digested"] / best[name] for name in ("two_donors", "three_donors")}
+    return figures | {f"new_over_{name}": best[name] / best["new"] for name in best if name.startswith("torchft")}
 
 
 def main() -> None:

@@ -21,6 +21,8 @@ SECRET = b"of this benchmark"
 WIDTH = 2048
 PIECE = 1 << 18
 """Bytes of one plain read; more and fewer were slower here."""
+Took = tuple[float, float]
+"""Seconds of the clock, and of the processor in this process."""
 
 
 class State:
@@ -72,19 +74,19 @@ class Rank:
         self.state = State(layers, value=value, allocated=allocated, size=self.size)
         return self.state.bytes
 
-    def restore(self, plan: Plan, fresh: bool) -> tuple[float, int, float]:
-        """Seconds, bytes received, and the most memory that it took at once on top of what there was, in bytes."""
+    def restore(self, plan: Plan, fresh: bool) -> tuple[Took, int, int]:
+        """How long it took, bytes received, and the most memory that it took at once on top of what there was, in bytes."""
         assert self.state is not None
         recovery = Recovery(
             plan=plan, rank=self.rank, fresh=fresh, torn=not fresh, secret=SECRET, shards=self.state.shared.shares(),
             check=lambda: None, gather=lambda data: [data], point=lambda _: None, deadline=time.monotonic() + 120,
         )  # fmt: skip
         before = _forget_peak()
-        begin = time.perf_counter()
+        begin = _now()
         receipt = self.plugin.restore_state(recovery)
-        seconds = time.perf_counter() - begin
+        took = _since(begin)
         assert receipt is not None
-        return seconds, receipt.bytes, _memory("VmHWM") - before
+        return took, receipt.bytes, _memory("VmHWM") - before
 
     def digest(self) -> int:
         """Digest of all shared state."""
@@ -95,13 +97,13 @@ class Rank:
         """Memory for plain bytes, all of it in use."""
         self.used = memoryview(bytearray(b"\1") * size)
 
-    def send(self, port: int) -> float:
-        """Plain bytes, out; seconds."""
+    def send(self, port: int) -> Took:
+        """Plain bytes, out."""
         with socket.create_connection(("127.0.0.1", port)) as sock:
-            begin = time.perf_counter()
+            begin = _now()
             sock.sendall(self.used)
             sock.recv(1)
-            return time.perf_counter() - begin
+            return _since(begin)
 
     def listen(self, new: bool) -> int:
         """A port for plain bytes; with ``new``, two thirds of them go to memory that was never used."""
@@ -110,18 +112,27 @@ class Rank:
         self.listener = socket.create_server(("127.0.0.1", 0))
         return int(self.listener.getsockname()[1])
 
-    def receive(self) -> float:
-        """Plain bytes, in; seconds."""
+    def receive(self) -> Took:
+        """Plain bytes, in."""
         with self.listener, self.listener.accept()[0] as sock:
-            begin = time.perf_counter()
+            begin = _now()
             for memory in self.landing:
                 at = 0
                 while at < len(memory):
                     at += sock.recv_into(memory[at : at + PIECE])
-            seconds = time.perf_counter() - begin
+            took = _since(begin)
             sock.sendall(b"\1")
             self.landing = []
-            return seconds
+            return took
+
+
+def _now() -> Took:
+    return time.perf_counter(), time.process_time()
+
+
+def _since(begin: Took) -> Took:
+    now = _now()
+    return now[0] - begin[0], now[1] - begin[1]
 
 
 def _memory(what: str) -> int:

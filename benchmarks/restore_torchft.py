@@ -1,9 +1,10 @@
 """torchft's HTTP transport on the state of ``restore.py``; run by the interpreter of an environment that has torchft.
 
-Each line on standard input asks for one transfer of each kind; the answer is a line of JSON, seconds by name. A child process is the
-sender. Nothing of instep is imported.
+Each line on standard input asks for one transfer of each kind; the answer is a line of JSON: by name, seconds of the clock and
+of the processor, in receiver and sender. A child process is the sender. Nothing of instep is imported.
 """
 
+import ctypes
 import json
 import multiprocessing
 import sys
@@ -35,8 +36,10 @@ def sender(layers: int, pipe: Connection) -> None:
     while chunks := pipe.recv():
         transport = HTTPTransport(PATIENCE, num_chunks=chunks[0])
         transport.send_checkpoint([1], 1, held, PATIENCE)
+        begin = time.perf_counter(), time.process_time()
         pipe.send(transport.metadata())
         pipe.recv()
+        pipe.send((time.perf_counter() - begin[0], time.process_time() - begin[1]))
         transport.disallow_checkpoint()
         transport.shutdown()
 
@@ -49,17 +52,20 @@ def main() -> None:
     context.Process(target=sender, args=(int(sys.argv[1]), theirs), daemon=True).start()
     receiver = HTTPTransport(PATIENCE, num_chunks=0)
     for _ in sys.stdin:
-        found: dict[str, float] = {}
+        found: dict[str, object] = {}
         for name, chunks in CHUNKS.items():
             pipe.send([chunks])
             address = pipe.recv()
             receiver._num_chunks = chunks
-            begin = time.perf_counter()
+            begin = time.perf_counter(), time.process_time()
             got = receiver.recv_checkpoint(0, address, 1, PATIENCE)
-            found[name] = time.perf_counter() - begin
+            took = time.perf_counter() - begin[0], time.process_time() - begin[1]
             assert float(got["optimizer"]["state"][0]["step"]) == 1
             del got
+            # The next transfer must not find freed memory: a replacement is a new process.
+            ctypes.CDLL(None).malloc_trim(0)
             pipe.send(None)
+            found[name] = [took, (took[0], pipe.recv()[1])]
         print(json.dumps(found), flush=True)
     pipe.send(None)
     receiver.shutdown()

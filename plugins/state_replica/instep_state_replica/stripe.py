@@ -10,6 +10,8 @@ from instep_state_replica.reactor import READ, WRITE
 
 _BUFFERS = 256
 """Buffers in one system call; the system allows 1024."""
+_SMALL = 1 << 16
+"""Bytes under which a part is sent together with others."""
 _TURNS = 8
 """Chunks until other sockets get their turn."""
 
@@ -30,7 +32,8 @@ class Stripe:
     ) -> None:
         self.size, self.done = end - start, 0
         self._parts = list(_within(buffers, start, end, most=chunk))
-        self._index = self._offset = self._turn = self._populated = 0
+        self._index = self._offset = self._turn = 0
+        self._mapped = -1
         self._chunk, self._half, self._middle = chunk, half, (end - start + 1) // 2
         self._digest, self._digesting = xxhash.xxh3_64(), digest
 
@@ -41,8 +44,9 @@ class Stripe:
     def send(self, sock: socket.socket) -> Generator[int, None, None]:
         """Send all of it."""
         while self.done < self.size:
+            chunk = self._next()
             try:
-                count = sock.sendmsg(self._next())
+                count = sock.sendmsg(chunk) if isinstance(chunk, list) else sock.send(chunk)
             except BlockingIOError:
                 yield WRITE
                 continue
@@ -53,8 +57,12 @@ class Stripe:
     def receive(self, sock: socket.socket) -> Generator[int, None, None]:
         """Receive all of it in place."""
         while self.done < self.size:
+            if self._index > self._mapped:
+                self._mapped = self._index
+                populate(self._parts[self._index])
+            chunk = self._next()
             try:
-                count = sock.recvmsg_into(self._mapped())[0]
+                count = sock.recvmsg_into(chunk)[0] if isinstance(chunk, list) else sock.recv_into(chunk)
             except BlockingIOError:
                 yield READ
                 continue
@@ -64,40 +72,35 @@ class Stripe:
             if self._pause():
                 yield READ
 
-    def _mapped(self) -> list[memoryview]:
-        parts = self._next()
-        for index in range(max(self._populated, self._index), self._index + len(parts)):
-            populate(self._parts[index])
-            self._populated = index + 1
-        return parts
-
     def _pause(self) -> bool:
         """Whether it is the others' turn: a socket that is always ready must not starve them."""
         self._turn += 1
         return self._turn % _TURNS == 0 and self.done < self.size
 
-    def _next(self) -> list[memoryview]:
-        left = min(self._chunk, (self._middle if self.done < self._middle else self.size) - self.done)
-        out: list[memoryview] = []
-        index, offset = self._index, self._offset
+    def _next(self) -> memoryview | list[memoryview]:
+        """What is left of the present part; small parts together with those behind it."""
+        left = (self._middle if self.done < self._middle else self.size) - self.done
+        part = self._parts[self._index][self._offset : self._offset + left]
+        if len(part) >= _SMALL:
+            return part
+        out, index = [part], self._index + 1
+        left = min(left, self._chunk) - len(part)
         while left and len(out) < _BUFFERS:
-            part = self._parts[index][offset : offset + left]
-            out.append(part)
-            left -= len(part)
-            index, offset = index + 1, 0
+            out.append(self._parts[index][:left])
+            left -= len(out[-1])
+            index += 1
         return out
 
     def _advance(self, count: int) -> None:
         before = self.done
         self.done += count
         while count:
-            part = self._parts[self._index]
-            step = min(count, len(part) - self._offset)
+            part = self._parts[self._index][self._offset : self._offset + count]
             if self._digesting:
-                self._digest.update(part[self._offset : self._offset + step])
-            count -= step
-            self._offset += step
-            if self._offset == len(part):
+                self._digest.update(part)
+            count -= len(part)
+            self._offset += len(part)
+            if self._offset == len(self._parts[self._index]):
                 self._index, self._offset = self._index + 1, 0
         if before < self._middle <= self.done:
             self._half()
