@@ -96,7 +96,8 @@ def main() -> None:
     @session.recoverable
     def train() -> int:
         while session.step < args.steps:
-            update_num_microbatches(counters["consumed"])
+            if session.step % 2 == 0:  # now and then: between two calls its state has to come back
+                update_num_microbatches(counters["consumed"])
             batch, machine = get_current_global_batch_size(), get_rerun_state_machine()
             while machine.should_run_forward_backward(None):
                 training.gradients(counters["consumed"])

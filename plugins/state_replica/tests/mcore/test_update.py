@@ -46,6 +46,16 @@ def test_skipped_steps(jobs: Jobs) -> None:
 
 
 @pytest.mark.timeout(240)
+def test_torn_survivors(jobs: Jobs) -> None:
+    """A rank that raises inside of the update lives on with half of it: its twin gives it the rest, and its schedule moves once."""
+    faults = Faults()
+    for index, place in enumerate(("body", "amid", "applied", "after")):
+        faults.raises(rank=index).at(step=GAP * (index + 1), phase=place)
+    faults.raises(rank=0).at(step=12, phase="amid").kill(rank=3).at(step=12, phase="body")
+    check(jobs, TWINS, faults, lost=[6])
+
+
+@pytest.mark.timeout(240)
 def test_two_victims(jobs: Jobs) -> None:
     """In one step and at one place. Not each second victim is reached: the first may end the step for all."""
     places = ("backward", "barrier", "body", "amid", "applied")
