@@ -49,7 +49,7 @@ def plan(votes: Sequence[Vote]) -> Plan | Unrecoverable:
         if not isinstance(found, str):
             donors, copied = found
             return Plan(incarnation=incarnation, block=block, step=step, roles=roles, donors=donors, copied=copied, book=_book(ordered))
-        why = why or found
+        why = f"{why}; one step back, {found}" if why else found
     return Unrecoverable(incarnation=incarnation, why=f"{why} ({_census(ordered)})")
 
 
