@@ -15,7 +15,7 @@ from instep.torch.private import Stateful
 from instep_state_replica.megatron import layout, supported
 from instep_state_replica.megatron.foreign import Chunk, MegatronOptimizer, distributed, parts
 from instep_state_replica.megatron.forget import forget
-from instep_state_replica.megatron.private import Generators, Microbatches, Rerun, Scales, Virtual
+from instep_state_replica.megatron.private import Generators, Microbatches, Rerun, Scales
 from instep_state_replica.megatron.splitting import SplitStep
 
 
@@ -54,9 +54,9 @@ class Megatron:
         return {str(i): chunk.module for i, chunk in enumerate(self._chunks)}
 
     def private(self) -> Mapping[str, Stateful]:
-        """Generators, loss scales, batch size, rerun machine, virtual rank."""
+        """Generators, loss scales, batch size, rerun machine."""
         scalers = [scaler for part in parts(self._optimizer) if (scaler := getattr(part, "grad_scaler", None)) is not None]
-        out: dict[str, Stateful] = {"generators": Generators(), "microbatches": Microbatches(), "rerun": Rerun(), "virtual": Virtual()}
+        out: dict[str, Stateful] = {"generators": Generators(), "microbatches": Microbatches(), "rerun": Rerun()}
         return {**out, "scales": Scales(scalers)} if scalers else out
 
     @torch.no_grad()

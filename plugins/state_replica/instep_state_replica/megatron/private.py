@@ -101,22 +101,6 @@ class Rerun:
             setattr(machine, key, kind(value) if kind else value)
 
 
-class Virtual:
-    """The virtual pipeline rank, which an interleaved schedule leaves at its last chunk."""
-
-    def state_dict(self) -> dict[str, object]:
-        """``None`` without virtual stages."""
-        from megatron.core import parallel_state
-
-        return {"rank": parallel_state.get_virtual_pipeline_model_parallel_rank()}
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Set it."""
-        from megatron.core import parallel_state
-
-        parallel_state.set_virtual_pipeline_model_parallel_rank(state["rank"])
-
-
 def _tracker() -> object:
     from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
