@@ -154,7 +154,8 @@ class Commit:
         s.standing.at(State.STEP)
         if s.first_commit:
             s.first_commit = False
-            s.tell(Committed(incarnation=s.board.current, step=s.step, at=s.clock()))
+            shards = s.state.sizes() if s.board.current == 0 else {}
+            s.tell(Committed(incarnation=s.board.current, step=s.step, at=s.clock(), shards=shards))
         if s.state.ledger is not None:
             s.state.ledger.committed(s.step - 1)
         s.local.followers.committed(s.step)

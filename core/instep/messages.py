@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from instep.errors import InstepError
-from instep.model import Address, AddressBook, Fault, Json, Plan, Receipt, Value, Vote
+from instep.model import Address, AddressBook, Fault, Json, Plan, Receipt, ShardSize, Value, Vote
 
 LIMIT = 64 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
@@ -71,12 +71,13 @@ class Joined(Value):
 
 
 class Committed(Value):
-    """First commit after a join; later ones are read from the record."""
+    """First commit after a join; later ones are read from the record. The very first tells the rank's ``shards`` by name."""
 
     t: Literal["committed"] = "committed"
     incarnation: int
     step: int
     at: float
+    shards: Mapping[str, ShardSize] = {}
 
 
 class Faulted(Value):

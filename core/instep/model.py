@@ -92,6 +92,13 @@ class Vote(Value):
     notes: Mapping[str, Json] = {}
 
 
+class ShardSize(Value):
+    """A shard group as a rank knows it: who has equal copies, and the bytes of the tensors of one."""
+
+    replicas: tuple[int, ...]
+    bytes: int
+
+
 class Role(StrEnum):
     """What a rank does with its shared state in a recovery."""
 

@@ -41,7 +41,7 @@ def run(launch: Launch, *, server: Server | None = None) -> Outcome:
     """
     launch = equipped(launch)
     loaded = plugins.load(launch.config, implementing=AGENT_HOOKS)
-    reports = Reports(launch.report_dir, loaded)
+    reports = Reports(launch.report_dir, loaded, world=launch.nproc, config=launch.config)
     logs = Logs(launch.log_dir, launch.nproc)
     try:
         return asyncio.run(_Agent(launch, loaded, reports, logs).run(server))
@@ -101,8 +101,7 @@ class _Agent:
         work = self._loop.create_task(self._work())
         try:
             await asyncio.wait([work, self._done], return_when=asyncio.FIRST_COMPLETED)
-            for finished in (f for f in (work, self._done) if f.done()):
-                finished.result()
+            _ = [finished.result() for finished in (work, self._done) if finished.done()]
         finally:
             work.cancel()
             self._crew.close()
@@ -161,6 +160,7 @@ class _Agent:
                     self._stop(code, message + (f" (its log: {path})" if path and message else ""), signal.SIGTERM, _FINISH_GRACE)
 
     def _tell(self, what: ev.Event | ev.Action) -> None:
+        self._reports.see(what)
         if self._launch.on_event is not None:
             self._launch.on_event(what)
 

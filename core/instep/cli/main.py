@@ -33,6 +33,7 @@ COMMANDS = {
     "plugins": Command("list what is installed, what is enabled, and what is broken", "instep.cli.plugins:main"),
     "check": Command("check the configuration: each value, and where it comes from", "instep.cli.check:main"),
     "new": Command("write a plugin distribution that passes its contract at once", "instep.cli.new:main"),
+    "plan": Command("tell which losses a job survives, and what would be sent by whom", "instep.cli.plan:main"),
     "report": Command("draw the incidents of a run", "instep.cli.report:main"),
 }
 

@@ -49,6 +49,10 @@ class Share:
         """The live tree, and the layouts of buckets that are known without getting ahead of DDP."""
         return self._group.tree(), [reducer.describe() if reducer.settled else None for reducer in self._reducers]
 
+    def size(self) -> int:
+        """Bytes of its tensors, each once."""
+        return sum({id(tensor): tensor.nbytes for tensor in codec.split(self._group.tree())[1]}.values())
+
     def describe(self) -> tuple[bytes, Sequence[Tensor]]:
         """Donor: the schema, and the tensors in schema order."""
         schema, tensors = take_apart(self._group.tree(), [reducer.describe() for reducer in self._reducers])

@@ -9,7 +9,7 @@ from torch import nn
 
 from instep import agreement
 from instep.errors import UsageError
-from instep.model import Json, Plan
+from instep.model import Json, Plan, ShardSize
 from instep.torch import fsdp, reset
 from instep.torch.adapter import Adapter
 from instep.torch.forgotten import Forgotten
@@ -136,6 +136,10 @@ class RankState:
 
         with suppress(TimeoutError):
             self.shared.digest_ahead(go_on)
+
+    def sizes(self) -> dict[str, ShardSize]:
+        """The shard groups of this rank, and the bytes of each."""
+        return {share.name: ShardSize(replicas=share.replicas, bytes=share.size()) for share in self.shared.shares()}
 
     def stop_loaders(self) -> None:
         """Drop live iterators off the critical path."""

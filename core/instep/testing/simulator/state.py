@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from instep.hooks import CommsRequest
+from instep.model import ShardSize
 from instep.testing.simulator import model
 from instep.testing.simulator.process import Process
 
@@ -104,6 +105,10 @@ class RankState:
     def __init__(self, rank: "Rank", private: Private) -> None:
         self.private, self.shared = private, _Reducers()
         self._rank = rank
+
+    def sizes(self) -> dict[str, ShardSize]:
+        """Nothing that anybody would look at."""
+        return {}
 
     def share_moved(self) -> None:
         """There are no buffers."""
