@@ -92,6 +92,9 @@ def compare(theirs: object, own: object) -> None:
             x, y = _look(a[key]), _look(b[key])
             if x != y:
                 raise UsageError(f"{key}: {x} on the donor, {y} on this rank; all ranks must build the same objects")
+        for x, y in zip(a, b, strict=True):
+            if x != y:
+                raise UsageError(f"{x} on the donor, {y} on this rank in its place; all ranks must build and protect in the same order")
 
 
 class Incoming:

@@ -47,11 +47,17 @@ class OptimizerState:
 
     def __init__(self, name: str, optimizer: Optimizer) -> None:
         self._name, self._optimizer = name, optimizer
+        self._names: Mapping[int, str] = {}
+
+    def name_parameters(self, names: Mapping[int, str]) -> None:
+        """Names by ``id``: state is kept by number, so a donor's parameters must be the same ones in the same order."""
+        self._names = names
 
     def tree(self) -> dict[str, object]:
-        """State by number of the parameter, groups without their parameters, and state under other keys."""
+        """Names of the parameters, state by number, groups without their parameters, and state under other keys."""
         state = self._optimizer.state
         return {
+            "parameters": [self._names.get(id(p), "") for p in self.parameters()],
             "state": [self.of(p) for p in self._replicated()],
             "groups": [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups],
             "sizes": [len(group["params"]) for group in self._optimizer.param_groups],
@@ -59,13 +65,19 @@ class OptimizerState:
         }
 
     def check(self, tree: object) -> None:
-        """The groups must have as many parameters as the donor's."""
-        own, theirs = self.tree()["sizes"], tree["sizes"] if isinstance(tree, dict) else None
-        if own != theirs:
+        """The groups must have the donor's parameters, in the donor's order."""
+        own, theirs = self.tree(), tree if isinstance(tree, dict) else {}
+        if own["sizes"] != theirs.get("sizes"):
             raise UsageError(
-                f"{self._name}: the donor's parameter groups have {theirs} parameters, this rank's have {own}; build the optimizer alike "
-                "on all ranks, and call add_param_group outside of the block"
+                f"{self._name}: the donor's parameter groups have {theirs.get('sizes')} parameters, this rank's have {own['sizes']}; build "
+                "the optimizer alike on all ranks, and call add_param_group outside of the block"
             )
+        for number, (mine, other) in enumerate(zip(self.parameters(), theirs["parameters"], strict=True)):
+            if (name := self._names.get(id(mine), "")) != other:
+                raise UsageError(
+                    f"{self._name}: parameter {number} is {other!r} on the donor, {name!r} on this rank; give the optimizer its parameters "
+                    "in one order on all ranks"
+                )
 
     def load(self, tree: object) -> None:
         """Groups keep their identity: schedulers hold on to them."""

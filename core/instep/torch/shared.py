@@ -120,6 +120,8 @@ class Shared:
         self._reducers[:] = reducers
         self._covered = {id(p) for adapter in self._adapters.values() if isinstance(adapter, Covering) for p in adapter.covers()}
         states = {name: state for name, state in self._objects.items() if isinstance(state, OptimizerState)}
+        for state in states.values():
+            state.name_parameters({id(tensor): name for name, tensor in every.items()})
         groups = [group for adapter in self._adapters.values() for group in adapter.groups()]
         self._others = [Share(group) for group in [*sharding.groups(every, states, rank=self.rank, world=self.replicas), *groups]]
 
@@ -146,6 +148,13 @@ class Shared:
             self._checked = True
             for share in self.shares():
                 share.examine()
+
+    def restart(self) -> None:
+        """The state was loaded by the script: reducers begin as those that were just built, on every rank."""
+        for reducer in self._reducers:
+            reducer.apply([None, True])
+        for share in self.shares():
+            share.changed()
 
     def digest_ahead(self, go_on: Callable[[], object]) -> None:
         """Compute the next digest of each group now, unless ``go_on`` raises."""

@@ -57,14 +57,21 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Spec:
-    """A shard group: its replicas, whether all of them align, and the model in it: its width, type and the order of its layers."""
+    """A shard group: its replicas, whether all of them align, and the model in it.
+
+    ``layers``: names in the order of building, each of ``width`` by ``width``, the last ``out`` wide. ``optimized``: the order in which
+    the optimizer gets them, unless it is the same. ``schedule``: whether there is one more protected object.
+    """
 
     name: str
     replicas: tuple[int, ...]
     layouts: bool = True
     width: int = 64
     dtype: str = "float32"
-    order: tuple[str, ...] = ("first", "second")
+    layers: tuple[str, ...] = ("first", "second")
+    out: int = 3
+    optimized: tuple[str, ...] = ()
+    schedule: bool = False
 
 
 class Held:
@@ -74,15 +81,20 @@ class Held:
         torch.manual_seed(steps + zlib.crc32(spec.name.encode()))
         self.name, self.replicas, self.layouts = spec.name, spec.replicas, spec.layouts
         dtype = getattr(torch, spec.dtype)
-        layers = {"first": nn.Linear(spec.width, spec.width, dtype=dtype), "second": nn.Linear(spec.width, 3, dtype=dtype)}
-        self.model = nn.ModuleDict({name: layers[name] for name in spec.order})
-        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        widths = [spec.width] * (len(spec.layers) - 1) + [spec.out]
+        self.model = nn.ModuleDict({k: nn.Linear(spec.width, w, dtype=dtype) for k, w in zip(spec.layers, widths, strict=True)})
+        self.optimizer = torch.optim.AdamW(p for k in spec.optimized or spec.layers for p in self.model[k].parameters())
         for _ in range(steps):
-            layers["second"](layers["first"](torch.randn(2, spec.width, dtype=dtype))).sum().backward()
+            value = torch.randn(2, spec.width, dtype=dtype)
+            for layer in self.model.values():
+                value = layer(value)
+            value.sum().backward()
             self.optimizer.step()
         shared = Shared()
         for name, obj in (("model", self.model), ("optimizer", self.optimizer), ("info", {"steps": steps})):
             shared.add(name, obj)
+        if spec.schedule:
+            shared.add("schedule", torch.optim.lr_scheduler.StepLR(self.optimizer, 1))
         shared.check_coverage()
         (self._share,) = shared.shares()
         self.describe, self.destination, self.accept = self._share.describe, self._share.destination, self._share.accept
