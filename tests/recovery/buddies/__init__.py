@@ -1,0 +1,1 @@
+"""State that no other rank holds, recovered from copies on buddies."""
