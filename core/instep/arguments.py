@@ -139,6 +139,16 @@ class Holding(Protocol):
     def record(self, step: int) -> bytes:
         """Private state as it was recorded for ``step``, one of the last two. Raises ``InstepError`` when the record lacks it."""
 
+    @property
+    def loads(self) -> bool:
+        """Whether the script gave a function that loads its own checkpoints."""
+
+    def load(self, step: int | None) -> int:
+        """Have the script load its newest checkpoint, or that of ``step``, on all ranks together; the steps done by then.
+
+        What it leaves becomes the recorded private state of that step. Raises what the script raises.
+        """
+
     def take(self, step: int, record: bytes) -> None:
         """Make ``record`` the private state of ``step``, to be loaded next; shared state of that step was accepted before.
 

@@ -114,7 +114,7 @@ class Lifecycle:
             try:
                 plan = self._planned() or self.acknowledge()
                 phase = "reinit_comms"
-                self._attempt(plan)
+                plan = self._attempt(plan)
             except Interrupted:
                 continue
             except UsageError:
@@ -168,7 +168,7 @@ class Lifecycle:
         plan = self._board.plan
         return plan if plan is not None and plan.incarnation == self._board.target > self._board.current else None
 
-    def _attempt(self, plan: Plan) -> None:
+    def _attempt(self, plan: Plan) -> Plan:
         check = self._board.checker(plan.incarnation)
         if not self._board.adopt(plan):
             raise Interrupted("superseded before it began")
@@ -177,6 +177,9 @@ class Lifecycle:
         recovery = self._local.recovery(plan)
         check()
         self._timed("restore_state", "core", functools.partial(self._answer, "restore_state", recovery))
+        if (step := self._receipts[-1].step) is not None:
+            plan = plan.model_copy(update={"step": step})
+            recovery = dataclasses.replace(recovery, plan=plan)
         check()
         if self._local.publishes:
             self._timed("publish", "core", self._published)
@@ -187,6 +190,7 @@ class Lifecycle:
             self._timed("verify", plugin, functools.partial(_named, plugin, verify))
         check()
         self._local.in_step(plan)
+        return plan
 
     def _connect(self, request: CommsRequest) -> tuple[str, object]:
         answer = self._plugins.first("reinit_comms", request=request)
@@ -214,15 +218,8 @@ class Lifecycle:
         self._receipts.append(Receipt(phase=phase, plugin=plugin, rank=self._local.rank, seconds=0.0))
         plugin, result = run()
         seconds = self._clock() - begin
-        given = result if isinstance(result, Receipt) else None
-        self._receipts[-1] = Receipt(
-            phase=phase,
-            plugin=plugin,
-            rank=self._local.rank,
-            seconds=seconds,
-            bytes=given.bytes if given else 0,
-            verified=given.verified if given else False,
-        )
+        given = result if isinstance(result, Receipt) else self._receipts[-1]
+        self._receipts[-1] = given.model_copy(update={"phase": phase, "plugin": plugin, "rank": self._local.rank, "seconds": seconds})
         log.info("%s by %s: %.1f ms", phase, plugin, 1e3 * seconds)
 
     def _quiesce(self, interruption: Interruption) -> None:

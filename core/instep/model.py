@@ -136,7 +136,7 @@ class Unrecoverable(Value):
 
 
 class Receipt(Value):
-    """What one phase did on one rank. Seconds of wall time, bytes received or moved."""
+    """What one phase did on one rank. Seconds of wall time, bytes received or moved; ``step``: that was restored, if not the plan's."""
 
     phase: str
     plugin: str
@@ -144,6 +144,7 @@ class Receipt(Value):
     seconds: float
     bytes: int = 0
     verified: bool = False
+    step: int | None = None
 
 
 class Attempt(Value):

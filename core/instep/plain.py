@@ -67,6 +67,10 @@ class PlainSession:
         """Count a step."""
         return self._counted()
 
+    def on_checkpoint(self, load: Callable[[int | None], int]) -> Callable[[int | None], int]:
+        """Nothing is ever loaded."""
+        return load
+
     def once(self, function: Callable[[], Json]) -> Json:
         """Run ``function``."""
         return function()

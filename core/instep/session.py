@@ -94,6 +94,17 @@ class Session:
         """The one place where shared state moves from step s to s+1, on all ranks or on none."""
         return self._commit
 
+    def on_checkpoint(self, load: Callable[[int | None], int]) -> Callable[[int | None], int]:
+        """For a script that saves by itself: how to load, when no rank holds some state any more. All ranks call it together.
+
+        ``load(None)`` loads the newest checkpoint, ``load(step)`` the one of that step, into what is protected, loaders and generators
+        too; it returns the number of steps done by then. Can be used as a decorator. Raises ``UsageError`` inside a block.
+        """
+        if self._engine.entered or self._engine.running:
+            raise UsageError("session.on_checkpoint() after the first block started: call it before it")
+        self._engine.state.loader = load
+        return load
+
     def once(self, function: Callable[[], Json]) -> Json:
         """Run ``function`` once for each rank and job; a replacement gets the recorded result. The result must be JSON.
 

@@ -83,6 +83,39 @@ def ddp(session: Session) -> tuple[nn.Module, DataLoader[tuple[torch.Tensor, ...
     return DistributedDataParallel(bare, bucket_cap_mb=0.002), loader, [average]
 
 
+def keep(
+    session: Session, model: nn.Module, parts: dict[str, Any], loader: Any
+) -> tuple[Callable[[int], None], Callable[[int | None], int]]:
+    """A script that saves by itself at the start of each epoch, and tells instep how to load."""
+
+    def folder(step: int) -> Path:
+        return CHECKPOINTS / f"own-{step}-{session.rank}.pt"
+
+    def save(epoch: int) -> None:
+        CHECKPOINTS.mkdir(exist_ok=True)
+        state = {"epoch": epoch, "model": model.state_dict(), "random": random.getstate(), "torch": torch.get_rng_state()}
+        torch.save(state | {name: part.state_dict() for name, part in parts.items()}, folder(session.step).with_suffix(".new"))
+        folder(session.step).with_suffix(".new").replace(folder(session.step))
+
+    @session.on_checkpoint
+    def load(step: int | None) -> int:
+        dist.barrier()  # collectives work here
+        steps = [int(file.name.split("-")[1]) for file in CHECKPOINTS.glob(f"own-*-{session.rank}.pt")]
+        if step is None and session.rank == 1:
+            steps.remove(max(steps))  # this rank sees less than the others
+        found = max(steps) if step is None else step
+        saved = torch.load(folder(found), weights_only=False)
+        model.load_state_dict(saved["model"])
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
+        random.setstate(saved["random"])
+        torch.set_rng_state(saved["torch"])
+        loader.epoch = saved["epoch"]
+        return found
+
+    return save, load
+
+
 def die(session: Session, orders: dict[str, Any]) -> None:
     """Wait for the checkpoint, harm what is to be harmed, and die with the others."""
     if session.incarnation or session.step != orders.get("at"):
@@ -104,12 +137,12 @@ def main() -> None:
     """The script."""
     torch.set_num_threads(1)
     kind, orders = sys.argv[1], json.loads(sys.argv[2])
-    session = instep.init()
+    session = instep.init(step=orders.get("start", 0))
     assert isinstance(session, Session)
     torch.manual_seed(0)
     random.seed(session.rank)
     np.random.seed(session.rank)  # noqa: NPY002 - the generator that records keep
-    model, loader, more = {"hsdp": hsdp, "ddp": ddp}[kind](session)
+    model, loader, more = {"hsdp": hsdp, "ddp": ddp, "own": ddp}[kind](session)
     torch.manual_seed(100 + session.rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch))
@@ -117,6 +150,11 @@ def main() -> None:
     if loader is not None:
         named["loader"] = loader
     session.protect(model=model, optimizer=optimizer, scheduler=scheduler, **named)
+    save = None
+    if kind == "own":
+        save, load = keep(session, model, {"optimizer": optimizer, "scheduler": scheduler, "average": more[0]}, loader)
+        if "start" in orders:
+            load(orders["start"])
     done: list[int] = []
 
     def step(batch: torch.Tensor) -> None:
@@ -137,6 +175,8 @@ def main() -> None:
             if loader is None:
                 step(torch.randn(5, 9))
                 continue
+            if save is not None and session.step % len(loader) == 0:
+                save(session.step // len(loader))
             for (batch,) in loader:
                 step(batch)
                 if session.step == STEPS:

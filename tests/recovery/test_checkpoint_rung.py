@@ -17,7 +17,7 @@ from instep.messages import Injection
 JOB = Path(__file__).with_name("checkpoint_job.py")
 EVERY, AT = 4, 10
 NEWEST, OLDER = "step-0000000008", "step-0000000004"
-RANKS = {"hsdp": 4, "ddp": 3}
+RANKS = {"hsdp": 4, "ddp": 3, "own": 3}
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def test_a_second_fault_while_the_checkpoint_is_loaded(point: str, rank: int, tr
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", RANKS)
+@pytest.mark.parametrize("kind", ["hsdp", "ddp"])
 def test_the_rest_is_also_that_of_the_run_without_faults(kind: str, train: Train, tmp_path: Path) -> None:
     clean = train(kind)
     shutil.rmtree("checkpoints")
@@ -168,6 +168,18 @@ def test_the_rest_is_also_that_of_the_run_without_faults(kind: str, train: Train
     assert clean.outcome.code == lost.outcome.code == 0, lost.outcome.message + told(tmp_path)
     assert lost.outcome.incidents[0].scope == "checkpoint"
     assert differing(clean, lost) == []
+
+
+def test_a_script_that_saves_by_itself_loads_what_all_ranks_have(train: Train, tmp_path: Path) -> None:
+    lost = train("own", save=False, kill=[0, 1, 2], at=13)
+    assert lost.outcome.code == 0, lost.outcome.message + told(tmp_path)
+    (incident,) = lost.outcome.incidents
+    # Saved at steps 0, 6 and 12; rank 1 does not see the last one.
+    assert (incident.scope, incident.step, incident.steps_lost, incident.verified) == ("checkpoint", 6, 7, True)
+    rest = train("own", save=False, start=6)
+    assert rest.outcome.code == 0, rest.outcome.message + told(tmp_path)
+    assert rest.done == [list(range(7, 15))] * 3
+    assert differing(rest, lost) == []
 
 
 def test_a_folder_of_another_run_is_not_written_to(train: Train) -> None:

@@ -36,11 +36,15 @@ class Incident:
         self.committed = max(self.committed, committed)
 
     def planned(self, plan: Plan) -> None:
-        """The ranks go on at the plan's step. What was lost once is lost, whatever a later attempt can do without a checkpoint."""
-        self.step = plan.step
-        self.lost = max(self.lost, self.committed - plan.step)
+        """The ranks go on at the plan's step, or at the one that the checkpoint turns out to be of: they tell when they join.
+
+        What was lost once is lost, whatever a later attempt can do without a checkpoint.
+        """
         if plan.checkpoint:
-            self.scope = "checkpoint"
+            self.scope, self.step = "checkpoint", None
+        else:
+            self.step = plan.step
+            self.lost = max(self.lost, self.committed - plan.step)
 
     def job(self) -> None:
         """The whole job starts again: survivors lose their processes."""
@@ -52,7 +56,7 @@ class Incident:
         """A rank is in step; true once all are."""
         self._joined[rank] = message.at
         self._receipts += message.receipts
-        if self.scope == "job":
+        if self.scope != "in_process":
             self.step = message.step if self.step is None else min(self.step, message.step)
         return self.recovered
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+from instep.errors import InstepError
 from instep.hooks import SharedState
+from instep.model import Status
 from instep.standing import Standing
 from instep.torch.state import RankState
 
@@ -30,6 +32,28 @@ class RankHolding:
     def record(self, step: int) -> bytes:
         """See ``hooks.Holding``."""
         return self._state.private.capture(step)
+
+    @property
+    def loads(self) -> bool:
+        """See ``hooks.Holding``."""
+        return self._state.loader is not None
+
+    def load(self, step: int | None) -> int:
+        """See ``hooks.Holding``."""
+        loader, standing = self._state.loader, self._standing
+        if loader is None:
+            raise InstepError("the script gave nothing that loads its checkpoints; see session.on_checkpoint")
+        if standing.status is not Status.FRESH:
+            standing.status = Status.TORN
+        found: object = loader(step)
+        if not isinstance(found, int) or found < 0 or step not in (None, found):
+            asked = "its newest checkpoint" if step is None else f"the checkpoint of step {step}"
+            raise InstepError(
+                f"session.on_checkpoint: asked for {asked}, the script's function returned {found!r}, not the step that it loaded"
+            )
+        self._state.shared.restart()
+        self._state.private.write(found)
+        return found
 
     def take(self, step: int, record: bytes) -> None:
         """See ``hooks.Holding``. Buffers that the accepted state shares are not private, and no others are shared."""

@@ -34,6 +34,7 @@ class RankState:
         self.private, self.shared = Private(record), Shared(rank=rank, world_size=world_size)
         self.adapters: dict[str, Adapter] = {}
         self.ledger: Ledger | None = None
+        self.loader: Callable[[int | None], int] | None = None
         self._forgotten: Forgotten | None = None
         self._cursors: list[Cursor] = []
         self.shared.census.start()

@@ -66,8 +66,9 @@ class Checkpoints:
 
     @property
     def notes(self) -> Mapping[str, Json] | None:
-        """What the agent must know: checkpoints that this rank could not load."""
-        return {"damaged": dict(self._damaged)} if self._damaged else None
+        """What the agent must know: checkpoints that this rank could not load, and whether the script loads its own."""
+        loads = self._holding is not None and self._holding.loads
+        return {"damaged": dict(self._damaged), "loads": loads} if self._damaged or loads else None
 
     def begin(self, recovery: Recovery) -> int | None:
         """Go on from the newest checkpoint that every rank can load, if this is asked for, or the whole job was started again.
@@ -118,6 +119,10 @@ class Checkpoints:
             InstepError: it cannot be loaded; the next vote says so.
         """
         name, began = recovery.plan.checkpoint, time.monotonic()
+        if name == files.OF_SCRIPT:
+            step = self._by_script(recovery)
+            seconds = time.monotonic() - began
+            return Receipt(phase="restore_state", plugin="state_replica", rank=self._rank, seconds=seconds, step=step)
         if self._settings is None:
             raise InstepError(f"rank {self._rank} knows of no folder with {name}; state_replica has one configuration on all ranks")
         try:
@@ -151,6 +156,14 @@ class Checkpoints:
         except Damaged as error:
             self._damaged[found.name] = error.why
             raise
+
+    def _by_script(self, recovery: Recovery) -> int:
+        """Have the script load, on all ranks the same step: the newest that all of them have."""
+        recovery.point("restore")
+        holding = self._held()
+        found = holding.load(None)
+        steps = {int.from_bytes(row, "little") for row in recovery.gather(found.to_bytes(8, "little"))}
+        return found if len(steps) == 1 else holding.load(min(steps))
 
     def _agreed(self, settings: Checkpoint, recovery: Recovery) -> str:
         """The newest checkpoint that nobody has failed to load, as rank 0 sees the folder; empty if there is none."""

@@ -19,6 +19,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 _NAME = re.compile(r"step-(\d{10,})")
 _NEW = ".new"
+OF_SCRIPT = "of the script"
+"""In place of a name: whatever the script's own function loads."""
 
 
 class Unusable(Exception):  # noqa: N818 - an outcome of looking at a folder

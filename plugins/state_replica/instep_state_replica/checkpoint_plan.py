@@ -4,8 +4,9 @@ Runs in the agent; imports no torch.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from instep.model import Plan, Status, Unrecoverable, Vote
+from instep.model import Json, Plan, Status, Unrecoverable, Vote
 from instep.plan import plan, rollback
 from instep_state_replica import checkpoint_files as files
 from instep_state_replica.checkpoint import Checkpoint
@@ -14,9 +15,23 @@ from instep_state_replica.checkpoint import Checkpoint
 def decide(votes: Sequence[Vote], settings: Checkpoint | None, *, plugin: str) -> Plan | Unrecoverable:
     """Core's plan, or one that goes back to a checkpoint. ``plugin`` is under whose name votes carry its notes."""
     made = plan(votes)
-    if isinstance(made, Plan) or settings is None:
+    if isinstance(made, Plan):
         return made
-    directory = settings.path
+    own = made if settings is None else _own(votes, made, settings.path, plugin)
+    if isinstance(own, Unrecoverable) and all(_note(vote, plugin, "loads") for vote in votes):
+        # Which step that is only the script can tell.
+        far = max(vote.step for vote in votes)
+        return rollback(
+            votes,
+            block=max(vote.block for vote in votes),
+            step=far,
+            checkpoint=files.OF_SCRIPT,
+            skipped=[own.checkpoint] if own.checkpoint else [],
+        )
+    return own
+
+
+def _own(votes: Sequence[Vote], made: Unrecoverable, directory: Path, plugin: str) -> Plan | Unrecoverable:
     block, skipped = max(vote.block for vote in votes), list[str]()
     reached = [vote.step + 1 for vote in votes if vote.status is not Status.FRESH]
     for found in files.usable(directory, len(votes), skipped, avoid=damaged(votes, plugin)):
@@ -35,7 +50,11 @@ def damaged(votes: Sequence[Vote], plugin: str) -> dict[str, str]:
     """Why a rank could not load a checkpoint, by its name, from the notes in the votes."""
     out: dict[str, str] = {}
     for vote in votes:
-        note = vote.notes.get(plugin)
-        told = note.get("damaged") if isinstance(note, Mapping) else None
+        told = _note(vote, plugin, "damaged")
         out |= {name: str(why) for name, why in told.items()} if isinstance(told, Mapping) else {}
     return out
+
+
+def _note(vote: Vote, plugin: str, key: str) -> Json:
+    note = vote.notes.get(plugin)
+    return note.get(key) if isinstance(note, dict) else None
