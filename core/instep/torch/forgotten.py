@@ -26,7 +26,8 @@ class Forgotten:
             if isinstance(obj, nn.Module):
                 self._parameters |= {id(p): name for p in obj.parameters()}
             elif isinstance(obj, Optimizer):
-                self._known.add(id(obj))
+                # ZeroRedundancyOptimizer steps by another one.
+                self._known |= {id(obj), id(getattr(obj, "optim", None))}
                 scheduled = hasattr(obj.step, "_wrapped_by_lr_sched")
                 if scheduled and not any(getattr(other, "optimizer", None) is obj for other in self._protected.values()):
                     warnings.warn(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from instep.errors import UsageError
-from instep.torch import loaders
+from instep.torch import loaders, zero1
 from instep.torch.adapter import Adapter, Port
 
 if TYPE_CHECKING:
@@ -27,14 +27,17 @@ def protect(local: "LocalRank", port: Port, objects: Mapping[str, object], priva
         if name in state.protected:
             raise UsageError(f"session.protect({name}=...): {name!r} is protected already")
         state.protected[name] = obj
+    zero1.check_beside(state.protected)
     for name, obj in objects.items():
         cursor = loaders.adopt(name, obj, on_delivery=local.delivered)
         if cursor is not None:
             state.add_cursor(name, cursor)
             continue
-        if isinstance(obj, Adapter):
-            obj.attach(port, rank=local.rank, world_size=local.world_size)
-            state.add_adapter(name, obj)
+        zero = zero1.sharded(obj)
+        adapter = obj if zero is None else zero1.Zero1(name, zero)
+        if isinstance(adapter, Adapter):
+            adapter.attach(port, rank=local.rank, world_size=local.world_size)
+            state.add_adapter(name, adapter)
             continue
         _needs_adapter(name, obj)
         state.shared.add(name, obj)
