@@ -16,6 +16,8 @@ def local(tensor: Tensor) -> Tensor:
     """The part that this rank holds: a tensor on the same memory, or the tensor itself if it is whole."""
     if not isinstance(tensor, DTensor):
         return tensor
+    if not torch.is_grad_enabled():
+        return tensor.to_local()
     with torch.no_grad():
         return tensor.to_local()
 

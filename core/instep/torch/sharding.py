@@ -35,12 +35,13 @@ class TensorShards:
         self.replicas, self.name = ranks, name(ranks)
         self._tensors, self._states = dict(tensors), dict(states)
         self._names = {id(t): key for key, t in tensors.items()}
+        self._kinds = {key: f"{tuple(t.shape)} as {t.placements} over {tuple(t.device_mesh.mesh.shape)}" for key, t in tensors.items()}
 
+    @torch.no_grad()  # once for all parts: this is called at every commit when copies are kept
     def tree(self) -> Tree:
         """See ``adapter.ShardGroup``."""
-        kinds = {key: f"{tuple(t.shape)} as {t.placements} over {tuple(t.device_mesh.mesh.shape)}" for key, t in self._tensors.items()}
         objects = {key: [self._split(p, state.of(p)) for p in self._mine(state)] for key, state in self._states.items()}
-        return tree(kinds=kinds, tensors={key: local(t) for key, t in self._tensors.items()}, objects=objects)
+        return tree(kinds=self._kinds, tensors={key: local(t) for key, t in self._tensors.items()}, objects=objects)
 
     def fit(self, theirs: Tree) -> Tree:  # noqa: ARG002 - nothing depends on it
         """Names, shapes and placements are compared by ``overlay``; the number of parameters by their names."""

@@ -62,12 +62,23 @@ class Buddy:
 
     def restore(self, recovery: Recovery) -> tuple[int, Sequence[SharedState]]:
         """Restore what this rank has copies of itself; the bytes of that, and all shard groups that it now takes part in."""
-        return copies_serve.restore(recovery, self.find), copies_serve.shares(recovery, self.find)
+        copied = copies_serve.restore(recovery, self.find, self.drop)
+        return copied, copies_serve.shares(recovery, self.find, self.drop)
+
+    def drop(self, name: str, step: int) -> None:
+        """Such a copy is damaged."""
+        self._sender.shelf.drop(name, step)
+        self._receiver.drop(name, step)
 
     @property
     def sent(self) -> int:
         """Bytes of copies sent to the buddy so far."""
         return self._sender.sent
+
+    @property
+    def seconds(self) -> float:
+        """What the copies of the last step took, behind the training, until the buddy had them."""
+        return self._sender.seconds
 
     @property
     def memory(self) -> int:

@@ -33,11 +33,14 @@ class Task:
 
 
 class Sender:
-    """``shelf`` holds this rank's own copies. ``buddy``: the rank that gets what is unique to this one; ``connect`` in seconds."""
+    """``shelf`` holds this rank's own copies, ``sent`` counts the bytes that went to the buddy, ``seconds`` is what the last step's took.
+
+    ``connect``: seconds in which a connection must stand.
+    """
 
     def __init__(self, *, rank: int, secret: bytes, connect: float) -> None:
         self.shelf = Shelf()
-        self.sent = 0
+        self.sent, self.seconds = 0, 0.0
         self._rank, self._secret, self._connect = rank, secret, connect
         self._changed = threading.Condition()
         self._task: Task | None = None
@@ -90,7 +93,7 @@ class Sender:
 
     def _run(self) -> None:
         while (task := self._next()) is not None:
-            error: Exception | None = None
+            error, began = None, time.monotonic()
             try:
                 self._work(task)
             except _Stale:
@@ -99,6 +102,7 @@ class Sender:
                 error = raised
             with self._changed:
                 if self._task is None and not self._out_of_date(task):
+                    self.seconds = time.monotonic() - began
                     self._done, self._error = error is None, self._named(task, error)
                 self._busy = False
                 self._changed.notify_all()

@@ -4,6 +4,7 @@ A copy consists of parts: all small tensors behind each other, and each large te
 digest is that of the copy before is shared with it: what never changes, as frozen parameters, is stored and sent once.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -185,8 +186,8 @@ def capture(look: Look, step: int, before: Copy | None, spares: Spares, go_on: C
     """Copy a shard group; ``before`` is the last copy. ``go_on`` may raise, to stop it. Runs in any thread."""
     frame, tensors = take(look.tree)
     same = before is not None and before.frame == frame and before.reducers == look.reducers
-    known = before is not None and len(before.sources) == len(tensors) and all(map(_is, before.sources, tensors))
-    arrangement = before.arrangement if before is not None and known else Arrangement([spec(tensor) for tensor in tensors])
+    arrangement = _arranged(tensors, before)
+    known = before is not None and before.arrangement is arrangement
     first = spares.part(arrangement.sizes[0])
     with torch.no_grad():
         if small := [tensors[at].detach() for at in arrangement.small]:
@@ -203,6 +204,13 @@ def capture(look: Look, step: int, before: Copy | None, spares: Spares, go_on: C
     if before is not None and same and known:
         copy.told = before.told
     return copy
+
+
+def _arranged(tensors: Sequence[Tensor], before: Copy | None) -> Arrangement:
+    if before is not None and len(before.sources) == len(tensors) and all(map(operator.is_, before.sources, tensors)):
+        return before.arrangement
+    specs = tuple(spec(tensor) for tensor in tensors)
+    return before.arrangement if before is not None and before.arrangement.specs == specs else Arrangement(specs)
 
 
 def spec(tensor: Tensor) -> Spec:
@@ -231,7 +239,3 @@ def _dtype(name: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise InstepError(f"a copy names the type {name!r}, which this torch does not know")
     return found
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other

@@ -13,18 +13,20 @@ from instep_state_replica.copies import Copy
 
 Find = Callable[[str, int], Copy | None]
 """The copy of a shard group (by name) at a step, own or kept for another rank."""
+Drop = Callable[[str, int], None]
+"""Forget such a copy: it is damaged, and must not be voted for again."""
 
 
 class Served:
     """``hooks.SharedState`` whose donor's part comes from a copy; ``live`` is the group itself where this rank is a replica."""
 
-    def __init__(self, copy: Copy, live: SharedState | None) -> None:
-        self._copy, self._live = copy, live
+    def __init__(self, copy: Copy, live: SharedState | None, drop: Drop) -> None:
+        self._copy, self._live, self._drop = copy, live, drop
         self.name, self.replicas, self.layouts = copy.name, copy.replicas, copy.layouts
 
     def describe(self) -> tuple[bytes, Sequence[Tensor]]:
         """See ``hooks.SharedState``. Layouts of buckets that were not known at the commit are those of the live replica."""
-        told, tensors = self._copy.describe()
+        told, tensors = _checked(self._copy, self._drop)
         schema = unpack(told)
         if self._live is not None and any(reducer is None for reducer in schema.reducers):
             told = type(schema)(schema.state, schema.places, unpack(self._live.describe()[0]).reducers).pack()
@@ -56,15 +58,15 @@ class Served:
         return self._live
 
 
-def shares(recovery: Recovery, find: Find) -> list[SharedState]:
+def shares(recovery: Recovery, find: Find, drop: Drop) -> list[SharedState]:
     """All shard groups that this rank takes part in: its own, and those of which it sends a copy for others."""
     plan, own = recovery.plan, {share.name: share for share in recovery.shards}
     sent = [name for name in plan.copied if recovery.rank in plan.donors[name]]
-    served = {name: Served(_found(recovery, name, find), own.get(name)) for name in sent}
+    served = {name: Served(_found(recovery, name, find), own.get(name), drop) for name in sent}
     return [*(served.get(name, share) for name, share in own.items()), *(s for name, s in served.items() if name not in own)]
 
 
-def restore(recovery: Recovery, find: Find) -> int:
+def restore(recovery: Recovery, find: Find, drop: Drop) -> int:
     """Bring the shard groups that this rank restores from its own copies to the plan's step. Returns the number of bytes copied.
 
     The rank is torn from the first byte on, and stays so when it is interrupted; its copies remain what they are.
@@ -76,15 +78,23 @@ def restore(recovery: Recovery, find: Find) -> int:
         if recovery.rank not in plan.donors.get(share.name, ()):
             continue
         recovery.check()
-        told, tensors = _found(recovery, share.name, find).describe()
+        told, tensors = _checked(_found(recovery, share.name, find), drop)
         landing = share.destination(told, staged=False)
         with torch.no_grad():
             for ours, copied in zip(landing, tensors, strict=True):
                 ours.copy_(copied)
+        recovery.point("mid_transfer")
         share.accept()
-        recovery.point("copied")
         total += sum(tensor.nbytes for tensor in tensors)
     return total
+
+
+def _checked(copy: Copy, drop: Drop) -> tuple[bytes, list[Tensor]]:
+    try:
+        return copy.describe()
+    except InstepError:
+        drop(copy.name, copy.step)
+        raise
 
 
 def _found(recovery: Recovery, name: str, find: Find) -> Copy:

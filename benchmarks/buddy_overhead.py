@@ -1,0 +1,152 @@
+"""What buddy copies cost a training without faults: blocks of steps with and without them alternate in one job.
+
+    python benchmarks/buddy_overhead.py --json
+
+FSDP2 over one mesh dimension, so that all parameters and moments of a rank are unique to it and go to its buddy after each commit. A step
+computes, waits as a processor waits for its accelerator, and commits; the wait has a fixed length, which makes a step of 50 ms without
+copies, so that whatever copies add to it shows. ``--busy`` computes instead of waiting: then copies compete with the step for processors,
+of which they take ``copy_cpu_ms`` a step, ``main_cpu_ms`` of it in the thread that trains. ``behind_ms`` is how long a step's copies are on
+their way behind the training; once that reaches the length of a step, the next barrier waits for them.
+
+Exit code 0 only if the median overhead is at most 3 % of a step.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+STEP = 0.05
+BAR = 0.03
+WAYS = ("plain", "copies")
+
+
+def worker(args: argparse.Namespace) -> None:
+    """One rank: both ways in turn, ``args.rounds`` times."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    import instep
+
+    torch.set_num_threads(1)
+    session = instep.init()
+    torch.manual_seed(0)
+    size, width = session.world_size, 256
+    layers = max(1, round(args.mib * 2**20 * size / 12 / (width * width)))
+    model = nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)])
+    mesh = init_device_mesh("cpu", (size,))
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    session.protect(model=model, optimizer=optimizer)
+    batch = torch.randn(4, width, generator=torch.Generator().manual_seed(session.rank))
+    wait = [0.0]
+    followers = session._engine.local.followers
+    buddy = session.plugin("state_replica")._buddies._buddy
+
+    def steps() -> None:
+        for _ in range(args.steps):
+            model(batch).square().mean().backward()
+            _pass(wait[0], busy=args.busy)
+            with session.commit():
+                optimizer.step()
+                optimizer.zero_grad()
+
+    def timed(way: str) -> dict[str, float]:
+        followers._keeping = way == "copies"
+        if way == "plain":
+            followers._kept.clear()
+        dist.barrier()
+        begin, cpu, own = time.perf_counter(), time.process_time(), time.thread_time()
+        steps()
+        own, cpu, seconds = time.thread_time() - own, time.process_time() - cpu, time.perf_counter() - begin
+        spent = torch.tensor([seconds / args.steps, cpu / args.steps, own / args.steps, buddy.seconds], dtype=torch.float64)
+        dist.all_reduce(spent, dist.ReduceOp.MAX)
+        return dict(zip(("step", "cpu", "main", "behind"), spent.tolist(), strict=True))
+
+    @session.recoverable
+    def alternate() -> list[dict[str, dict[str, float]]]:
+        timed("plain")
+        wait[0] = max(0.0, STEP - timed("plain")["step"])
+        timed("copies")
+        return [{way: timed(way) for way in WAYS} for _ in range(args.rounds)]
+
+    rounds = alternate()
+    if session.rank == 0:
+        unique = sum(12 * p.to_local().numel() for p in model.parameters())
+        told = {"rounds": rounds, "unique_mib": unique / 2**20, "memory_mib": buddy.memory / 2**20, "wait_ms": 1e3 * wait[0]}
+        (args.directory / "told.json").write_text(json.dumps(told))
+
+
+def _pass(seconds: float, *, busy: bool) -> None:
+    if not busy:
+        time.sleep(seconds)
+        return
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        sum(range(1000))
+
+
+def measure(args: argparse.Namespace) -> dict[str, object]:
+    """Run the job and reduce its rounds to medians."""
+    from instep import config
+    from instep.agent.agent import Launch, run
+
+    settings = {"plugins.state_replica": {"buddies": True}}
+    with tempfile.TemporaryDirectory(prefix="instep-bench-") as directory:
+        own = ["--worker", directory, "--mib", str(args.mib), "--steps", str(args.steps), "--rounds", str(args.rounds)]
+        own += ["--busy"] if args.busy else []
+        outcome = run(Launch(script=__file__, args=tuple(own), nproc=args.ranks, config=config.load(overrides=settings).config, quiet=True))
+        if outcome.code:
+            raise SystemExit(f"the job ended with code {outcome.code}: {outcome.message}")
+        told = json.loads((Path(directory) / "told.json").read_text())
+
+    rounds = told.pop("rounds")
+
+    def median(of: Callable[[dict[str, dict[str, float]]], float]) -> float:
+        return statistics.median(of(r) for r in rounds)
+
+    overhead = median(lambda r: r["copies"]["step"] / r["plain"]["step"] - 1)
+    return {
+        "ranks": args.ranks,
+        **told,
+        "step_ms": {way: 1e3 * median(lambda r, way=way: r[way]["step"]) for way in WAYS},
+        "overhead": overhead,
+        "main_cpu_ms": 1e3 * median(lambda r: r["copies"]["main"] - r["plain"]["main"]),
+        "copy_cpu_ms": 1e3 * median(lambda r: r["copies"]["cpu"] - r["plain"]["cpu"]),
+        "behind_ms": 1e3 * median(lambda r: r["copies"]["behind"]),
+        "bar": BAR,
+        "ok": overhead <= BAR,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--mib", type=float, default=8.0, help="unique state of a rank: its shards and their moments")
+    parser.add_argument("--steps", type=int, default=20, help="steps of one way before the next has its turn")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--busy", action="store_true", help="compute instead of waiting")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worker", type=Path, dest="directory", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.directory:
+        worker(args)
+        return 0
+    result = measure(args)
+    if args.json:
+        print(json.dumps(result))
+    else:
+        for name, value in result.items():
+            print(f"{name:20s} {value}")
+    return 0 if result["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
