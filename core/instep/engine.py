@@ -9,7 +9,6 @@ from instep.agent.records import State
 from instep.errors import UsageError
 from instep.messages import Done, Fatal, Message
 from instep.model import Status
-from instep.torch import joining
 from instep.torch.local import LocalRank
 from instep.torch.reset import Modes
 
@@ -108,7 +107,7 @@ class Engine:
         """Enter a block on a rank that is in step: record the private state it starts from."""
         if not self.entered:
             self._modes = Modes.capture()
-            self.start = joining.begin(self.local)
+            self.start = self.local.begin()
             self.local.agree()
             self.entered = self.first_commit = True
         self.gate.recording = False

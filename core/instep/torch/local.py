@@ -129,6 +129,10 @@ class LocalRank:
             self.standing.header.put("deliveries", self._delivered)
             self.point("loader")
 
+    def begin(self) -> int:
+        """At the first block: the step to begin with, after an earlier run if there was one."""
+        return joining.begin(self)
+
     def agree(self) -> None:
         """Before the first block: fix layouts, and prove that all ranks start from equal shared state."""
         self.state.complete()

@@ -78,6 +78,10 @@ class Rank(Idle):
         self.process.interruptible = self.unwinder.lands
         self._watched = True
 
+    def begin(self) -> int:
+        """There was no earlier run."""
+        return self.standing.step
+
     def agree(self) -> None:
         """Before the first block: prove that all ranks start from equal shared state."""
         if len(set(self.comms.gather(b"%d" % SharedParts(self).digest()))) > 1:
