@@ -21,7 +21,6 @@ Talk = Callable[[socket.socket, int], Steps]
 """What a client does with a connection after the greeting, given the rank at its other end."""
 
 _LENGTH = 8
-_DIGEST = 8
 _SCHEMA_LIMIT = 1 << 30
 
 
@@ -86,8 +85,8 @@ class Exchange:
     def serve(self, sock: socket.socket, source: int, asked: wire.Request) -> Steps:
         """What a peer that proved to be ``source`` asks for."""
         if asked.kind == wire.SCHEMA:
-            yield from wire.write(sock, wire.ACK + len(self._schema).to_bytes(_LENGTH, "little"))
-            yield from wire.write(sock, self._schema + xxhash.xxh3_64_digest(self._schema))
+            yield from wire.write(sock, wire.ACK + wire.sealed(len(self._schema).to_bytes(_LENGTH, "little")))
+            yield from wire.write(sock, wire.sealed(self._schema))
             yield from self._acknowledged(sock)
             self._told.add(source)
             return
@@ -114,12 +113,10 @@ class Exchange:
 
     def _learn(self, sock: socket.socket, rank: int) -> Steps:
         yield from self._ask(sock, rank, wire.Request(wire.SCHEMA, self.key))
-        length = int.from_bytes((yield from wire.read(sock, _LENGTH)), "little")
+        length = int.from_bytes((yield from wire.unsealed(sock, _LENGTH)), "little")
         if length > _SCHEMA_LIMIT:
             raise InstepError(f"rank {rank} announced a schema of {length} bytes, the limit is {_SCHEMA_LIMIT}")
-        self._schema = yield from wire.read(sock, length)
-        if (yield from wire.read(sock, _DIGEST)) != xxhash.xxh3_64_digest(self._schema):
-            raise self._damaged("the schema", rank)
+        self._schema = yield from wire.unsealed(sock, length)
         yield from wire.write(sock, wire.ACK)
         recovery = self._recovery
         if recovery.rank in self.ranks.restoring:
@@ -136,8 +133,11 @@ class Exchange:
         yield from self._ask(sock, rank, wire.Request(wire.STRIPE, self.key, start, end, buffers.layout))
         stripe = self._stripe(buffers, start, end)
         yield from stripe.receive(sock)
-        if (yield from wire.read(sock, _DIGEST)) != stripe.digest():
-            raise self._damaged(f"bytes {start} to {end}", rank)
+        if (yield from wire.read(sock, wire.DIGEST)) != stripe.digest():
+            raise InstepError(
+                f"bytes {start} to {end} of shard group {self.share.name!r} from rank {rank} arrived damaged on rank "
+                f"{self._recovery.rank} (digests differ); look for a bad network interface or memory on these two hosts"
+            )
         yield from wire.write(sock, wire.ACK)
 
     def _ask(self, sock: socket.socket, rank: int, request: wire.Request) -> Generator[int, None, None]:
@@ -149,13 +149,7 @@ class Exchange:
                 f"{list(self.share.replicas)} must build and protect the same objects"
             )
         if answer != wire.ACK:
-            raise self._damaged("the answer", rank)
-
-    def _damaged(self, what: str, rank: int) -> InstepError:
-        return InstepError(
-            f"{what} of shard group {self.share.name!r} from rank {rank} arrived damaged on rank {self._recovery.rank} (digests differ); "
-            "look for a bad network interface or memory on these two hosts"
-        )
+            raise wire.Damaged
 
     def _acknowledged(self, sock: socket.socket) -> Generator[int, None, None]:
         if (yield from wire.read(sock, len(wire.ACK))) != wire.ACK:

@@ -1,8 +1,8 @@
 """What peers say to each other: a greeting in which both prove that they know the job's secret, then one request.
 
 Greeting: hello (magic, incarnation, source, destination, nonce) → nonce and proof of the server → proof of the client. A proof is an
-HMAC-SHA256 over all of it. Request: kind, key of the shard group, first and last byte, layout; answered with one byte, yes or no. Numbers
-are little-endian.
+HMAC-SHA256 over all of it. Request: kind, key of the shard group, first and last byte, layout, and a digest of all that; answered with one
+byte, yes or no. Whatever decides how many bytes follow is digested by itself. Numbers are little-endian.
 """
 
 import hashlib
@@ -13,15 +13,25 @@ import struct
 from collections.abc import Generator
 from dataclasses import dataclass
 
+import xxhash
+
 from instep_state_replica.reactor import READ, WRITE, Refused
 
 _MAGIC = b"instep/1"
 _HELLO = struct.Struct("<8sqII16s")
 _REQUEST = struct.Struct("<BQQQQ")
 _NONCE, _PROOF = 16, 32
+DIGEST = 8
 _PIECE = 1 << 20
 ACK, NAK = b"\x06", b"\x15"
 SCHEMA, STRIPE = 0, 1
+
+
+class Damaged(Refused):
+    """What arrived is not what was sent."""
+
+    def __init__(self) -> None:
+        super().__init__("what arrived is damaged (digests differ); look for a bad network interface or memory on these two hosts")
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,7 @@ class Request:
 
     def pack(self) -> bytes:
         """The bytes to send."""
-        return _REQUEST.pack(self.kind, self.key, self.start, self.end, self.layout)
+        return sealed(_REQUEST.pack(self.kind, self.key, self.start, self.end, self.layout))
 
 
 @dataclass(frozen=True)
@@ -119,6 +129,19 @@ def answer(sock: socket.socket, *, secret: bytes, incarnation: int, rank: int) -
 
 
 def request(sock: socket.socket) -> Generator[int, None, Request]:
-    """Server: what the client wants."""
-    data = yield from read(sock, _REQUEST.size)
+    """Server: what the client wants. Raises ``Damaged``."""
+    data = yield from unsealed(sock, _REQUEST.size)
     return Request(*_REQUEST.unpack(data))
+
+
+def sealed(data: bytes) -> bytes:
+    """The bytes, and a digest of them."""
+    return data + xxhash.xxh3_64_digest(data)
+
+
+def unsealed(sock: socket.socket, size: int) -> Generator[int, None, bytes]:
+    """``size`` bytes that were sealed. Raises ``Damaged`` when their digest does not fit."""
+    data = yield from read(sock, size)
+    if (yield from read(sock, DIGEST)) != xxhash.xxh3_64_digest(data):
+        raise Damaged
+    return data

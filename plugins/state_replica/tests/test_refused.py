@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from damage import Damage
 from replica_worker import Digests, Orders, Outcome, Spec
 from replica_world import World
 
@@ -93,3 +94,29 @@ def test_two_replicas_that_differ_are_both_named(make_world: Make) -> None:
     plan = world.plan()
     out = world.recover({r: Orders(plan) for r in range(2)})
     assert all("shard group 'replica': ranks [0] and ranks [1] differ" in o.error for o in out.values())
+
+
+SERVER = (0, 16, 48, 49, 56, 57, 65, 300, 3000, 3945)
+"""Bytes of the greeting, the answer, the schema's length, its digest, the schema, tensors."""
+CLIENT = (0, 8, 16, 39, 71, 72, 73, 81, 89, 97, 112, 113)
+"""Bytes of the hello, the proof, each field of the request, its digest, the acknowledgement."""
+
+
+@pytest.mark.parametrize(("client", "ats"), [(False, SERVER), (True, CLIENT)])
+def test_any_bit_that_flips_on_the_way_is_found(make_world: Make, client: bool, ats: tuple[int, ...]) -> None:
+    """In both connections of the replacement to its donor: for the schema, and for the tensors."""
+    world = make_world(2)
+    spec = [Spec("replica", (0, 1), width=16)]
+    world.state(0, 5, specs=spec)
+    own = world.state(1, 4, specs=spec)
+    for at in ats:
+        damage = Damage(world.ports[0], at, client=client)
+        try:
+            plan = world.plan(1, ports={0: damage.port})
+            out = world.recover({r: Orders(plan, seconds=1) for r in range(2)})
+        finally:
+            damage.close()
+        assert damage.flipped, f"byte {at} never passed"
+        assert any(o.error for o in out.values()), f"a bit of byte {at} flipped, and nobody saw it"
+        assert all("rank" in o.error for o in out.values() if o.error)
+        assert out[1].digest == own, f"byte {at}"

@@ -140,7 +140,7 @@ def test_a_rank_of_another_incarnation_gets_nothing(make_world: Make) -> None:
     assert out[1].digest == own
 
 
-@pytest.mark.parametrize("at", [48, 3000, 20000])
+@pytest.mark.parametrize("at", [49, 3000, 20000])
 def test_one_damaged_bit_is_found(make_world: Make, at: int) -> None:
     world, _ = seeded(make_world, 3)
     own = world.state(2, 4)
