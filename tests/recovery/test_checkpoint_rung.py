@@ -2,17 +2,21 @@
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
+import xxhash
 
 from instep import config
 from instep.agent import events as ev
 from instep.agent.agent import Launch, Outcome, run, serving
 from instep.agent.spawner import Server
 from instep.messages import Injection
+from instep.torch.digest import memory
 
 JOB = Path(__file__).with_name("checkpoint_job.py")
 EVERY, AT = 4, 10
@@ -88,6 +92,24 @@ def told(tmp_path: Path) -> str:
     return "\n".join(log.read_text() for log in sorted((tmp_path / "logs").glob("rank-*.log")))
 
 
+def read_by_torch(folder: Path) -> None:
+    """A checkpoint is one that torch.distributed.checkpoint reads, every tensor of it."""
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    if not hasattr(checkpoint, "HuggingFaceStorageReader"):
+        return  # of an older torch
+    reader = checkpoint.HuggingFaceStorageReader(str(folder))
+    found = reader.read_metadata().state_dict_metadata
+    state = {key: torch.empty(told.size, dtype=told.properties.dtype) for key, told in found.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no process group here
+        checkpoint.load(state, storage_reader=reader, no_dist=True)
+    receipts = [json.loads(json.loads(file.read_text())["receipt"]) for file in folder.glob("*.json")]
+    assert set(state) == {key for receipt in receipts for key in receipt["digests"]}
+    for receipt in receipts:
+        for key, digest in receipt["digests"].items():
+            assert xxhash.xxh3_64_hexdigest(memory(state[key])) == digest, key
+
+
 def differing(one: Ran, other: Ran) -> list[str]:
     """Rank and name of each piece of state that differs, or is not there."""
     pairs = enumerate(zip(one.states, other.states, strict=True))
@@ -107,6 +129,7 @@ def test_the_rest_is_that_of_the_run_restarted_from_the_checkpoint(kind: str, ki
     for newer in Path("checkpoints").iterdir():
         if newer.name > NEWEST:
             shutil.rmtree(newer)
+    read_by_torch(Path("checkpoints") / NEWEST)
     rest = train(kind, resume=True)
     assert rest.outcome.code == 0, rest.outcome.message + told(tmp_path)
     assert rest.done == [list(range(9, 15))] * RANKS[kind]
