@@ -66,6 +66,7 @@ bench: $(READY)  ## run every benchmark
 	$(BIN)/python benchmarks/loader.py $(ARGS)
 	$(BIN)/python benchmarks/plan_scale.py $(ARGS)
 	$(BIN)/python benchmarks/bootstrap_scale.py $(ARGS)
+	$(BIN)/python benchmarks/restore.py $(ARGS)
 
 stress: $(READY)  ## random faults for MINUTES, seeds printed
 	$(BIN)/python -m tests.recovery.stress --minutes $(MINUTES) $(ARGS)
