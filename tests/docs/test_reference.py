@@ -13,9 +13,11 @@ import pytest
 
 from instep import config
 from instep.cli.main import BAD_USAGE, COMMANDS, INTERRUPTED, main
+from instep.cli.plan import Answer
 from instep.cli.report import Summary
 from instep.discovery import Listing
 from instep.drill import Verdict
+from instep.forecast import Forecast
 from instep.hooks import HOOKS
 from instep.model import Attempt, Fault, IncidentReport, Receipt
 from instep.testing import Jobs, Script
@@ -81,6 +83,8 @@ def documented(anchor: str) -> set[str]:
         ("fault", Fault),
         ("attempt", Attempt),
         ("receipt", Receipt),
+        ("plan", Answer),
+        ("loss", Forecast),
     ],
 )
 def test_every_field_of_a_model_is_there(anchor: str, model: type[IncidentReport]) -> None:
