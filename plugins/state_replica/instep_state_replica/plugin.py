@@ -94,7 +94,8 @@ class StateReplica(Plugin):
         copied, shares = self._buddies.restore(recovery)
         received = copied + Transfer(recovery, shares, listener=self._listener, sockets=self._sockets, limits=limits).run()
         seconds = time.monotonic() - began
-        return Receipt(phase="restore_state", plugin=NAME, rank=recovery.rank, seconds=seconds, bytes=received, verified=True)
+        verified = self.digest_stripes
+        return Receipt(phase="restore_state", plugin=NAME, rank=recovery.rank, seconds=seconds, bytes=received, verified=verified)
 
     @hookimpl
     def verify(self, recovery: Recovery) -> Receipt | None:

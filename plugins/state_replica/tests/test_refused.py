@@ -120,3 +120,18 @@ def test_any_bit_that_flips_on_the_way_is_found(make_world: Make, client: bool, 
         assert any(o.error for o in out.values()), f"a bit of byte {at} flipped, and nobody saw it"
         assert all("rank" in o.error for o in out.values() if o.error)
         assert out[1].digest == own, f"byte {at}"
+
+
+def test_without_digests_of_stripes_the_comparison_finds_it(make_world: Make) -> None:
+    world = make_world(3, digest_stripes=0)
+    for rank in range(3):
+        world.state(rank, 5)
+    damage = Damage(world.ports[1], 3000)
+    try:
+        plan = world.plan(2, ports={1: damage.port})
+        out = world.recover({r: Orders(plan) for r in range(3)})
+    finally:
+        damage.close()
+    assert damage.flipped
+    assert all("shard group 'replica': ranks [2] differ from ranks [0, 1]" in o.error for o in out.values())
+    assert [o.verified for o in out.values()] == [[False]] * 3
