@@ -80,11 +80,11 @@ def check(
     return other
 
 
-def in_crowds(cases: Iterable[tuple[int, str]], size: int, *, first: int = 1) -> Iterator[Faults]:
-    """Kills by rank and place, so many to a job, one a step from the ``first`` on."""
+def in_crowds(cases: Iterable[tuple[int, str]], size: int, *, first: int = 1, gap: int = 1) -> Iterator[Faults]:
+    """Kills by rank and place, so many to a job, one each ``gap`` steps from the ``first`` on."""
     left = iter(cases)
     while crowd := list(islice(left, size)):
         faults = Faults()
         for index, (rank, place) in enumerate(crowd):
-            faults.kill(rank=rank).at(step=first + index, phase=place)
+            faults.kill(rank=rank).at(step=first + gap * index, phase=place)
         yield faults

@@ -1,6 +1,6 @@
 """The job of the tests of sharded training: a small language model under ``fully_shard``, and digests of its end.
 
-A mesh is given by its sizes: ``--mesh 2x3`` replicates twice over three shards, ``--mesh 4`` only shards, ``2x1x2`` adds tensor parallelism.
+A mesh is given by its sizes: ``2x3`` replicates twice over three shards, ``4`` only shards, ``2x1x2`` adds tensor parallelism.
 """
 
 import argparse

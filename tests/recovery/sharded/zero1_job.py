@@ -77,7 +77,7 @@ def main() -> None:
             if args.refused == "thaw" and session.step == 2:
                 model.module[0].weight.requires_grad_(False)
             with session.commit():
-                optimizer.step(*([lambda: loss.item()] if args.refused == "closure" else []))
+                optimizer.step(*([lambda: 0.0] if args.refused == "closure" else []))
                 scheduler.step()
                 optimizer.zero_grad()
 
