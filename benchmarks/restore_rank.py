@@ -1,6 +1,7 @@
 """A rank of ``restore.py``: holds a model and its AdamW, sends or receives them through the plugin, or as plain bytes."""
 
 import ctypes
+import gc
 import mmap
 import socket
 import time
@@ -69,6 +70,7 @@ class Rank:
     def hold(self, layers: int, value: float, allocated: bool) -> int:
         """Hold a state, instead of the last one; its bytes."""
         self.state = None
+        gc.collect()  # shared state and its shard groups refer to each other
         # A process that starts has no freed memory to use again.
         ctypes.CDLL(None).malloc_trim(0)
         self.state = State(layers, value=value, allocated=allocated, size=self.size)
