@@ -18,6 +18,7 @@ from instep.agent.spawner import Server
 from instep.messages import Injection
 from instep.torch.digest import memory
 
+pytestmark = pytest.mark.timeout(240)  # several jobs each, of which the first starts the fork server, on a machine that may be busy
 JOB = Path(__file__).with_name("checkpoint_job.py")
 EVERY, AT = 4, 10
 NEWEST, OLDER = "step-0000000008", "step-0000000004"
