@@ -9,7 +9,7 @@ import json
 import random
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -46,6 +46,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
         self.drop = nn.Dropout(0.1)
+        self.seen: Tensor
         self.register_buffer("seen", torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,14 +108,14 @@ def build(args: argparse.Namespace, sizes: list[int]) -> tuple[nn.Module, int]:
         model.register_buffer("whole", whole, persistent=False)
         mesh = mesh["replicate", "shard"]
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if has("mixed") else MixedPrecisionPolicy()
-    options: dict[str, object] = {"mesh": mesh, "mp_policy": policy}
+    options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
     if args.forward >= 0:
         options["reshard_after_forward"] = bool(args.forward)
     if has("offload"):
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
-    for block in [list(model.blocks)] if has("grouped") else model.blocks:
-        fully_shard(block, **options)  # type: ignore[arg-type, call-overload]
-    fully_shard(model, **options)  # type: ignore[arg-type, call-overload]
+    units: list[Any] = [list(model.blocks)] if has("grouped") else list(model.blocks)
+    for unit in [*units, model]:
+        fully_shard(unit, **options)
     return model, sizes[2] if len(sizes) > 2 else 1
 
 
@@ -149,13 +150,13 @@ class Training:
         self.data = session.rank // alike
         trained = [p for p in self.model.parameters() if p.requires_grad]
         matrices, vectors = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
-        self.optimizer = OPTIMIZERS[args.optimizer]([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}])
+        self.optimizer = OPTIMIZERS[args.optimizer]([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}])  # type: ignore[no-untyped-call]
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + step))
         self.average: list[Tensor] = [p.detach().clone() for p in trained] if "ema" in args.features else []
         self.trained = trained
         self.history: dict[str, list[float]] = {"losses": []}
 
-    def shared(self) -> dict[str, object]:
+    def shared(self) -> dict[str, Any]:
         """What is protected, by name."""
         average = {f"average{i}": tensor for i, tensor in enumerate(self.average)}
         return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler, "history": self.history, **average}
@@ -189,7 +190,8 @@ class Training:
             self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
             if "keep" in self.args.features:
                 self.model.set_reshard_after_backward(last)  # type: ignore[operator]
-            (self.loss(x, y) / len(batches)).backward()
+            loss = self.loss(x, y) / len(batches)
+            loss.backward()
         if "unclipped" not in self.args.features:
             clip_grad_norm_(self.trained, 0.5)
         with self.session.commit():

@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import json
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,12 +59,12 @@ def main() -> None:
         lr=1e-2,
         foreach=False,
     )
-    others: dict[str, object] = {}
+    others: dict[str, Any] = {}
     if args.refused == "scaler":
         others["scaler"] = torch.amp.GradScaler("cpu")
     if args.refused == "two":
         others["second"] = ZeroRedundancyOptimizer(vectors, torch.optim.SGD, lr=1e-2)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)) if not overlap else {"none": 0}
+    scheduler: Any = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)) if not overlap else {"none": 0}
     session.protect(model=model, optimizer=optimizer, scheduler=scheduler, **others)
     torch.manual_seed(100 + session.rank)
 
