@@ -63,6 +63,11 @@ class PassCursor(ABC):
             self._inner = self._open()
         return Pass(self, self._number)
 
+    def again(self) -> Pass:
+        """A further iterator of the present pass, wherever it stands; for a framework whose own iterators a fault has cut."""
+        self._resume = False
+        return Pass(self, self._number)
+
     def following(self, number: int) -> object:
         """``next(iterator)``: the batch after those delivered. Raises ``UsageError`` for an iterator that a newer one replaced."""
         if number != self._number:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -14,6 +14,14 @@ from torch.optim import Optimizer
 from instep.torch import fsdp
 
 _DEVICES = ("cpu", "cuda")
+
+
+@runtime_checkable
+class Undoing(Protocol):
+    """A protected object of a framework whose own code changes shared state between two commits, and that can take this back."""
+
+    def undo_step(self) -> None:
+        """Bring that state back to the end of the last commit. Called on a survivor before it votes; may be repeated."""
 
 
 @dataclass(frozen=True)
@@ -59,3 +67,5 @@ def clean(objects: Iterable[object], modes: Modes) -> None:
             obj.zero_grad(set_to_none=True)
         elif isinstance(obj, GradScaler):
             obj._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+        elif isinstance(obj, Undoing):
+            obj.undo_step()

@@ -1,0 +1,63 @@
+"""The training data: its loaders are private state with a cursor each, and Lightning's iterators over them are made again after a fault."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+
+from instep.errors import UsageError
+from instep.torch.passes import cursor_of
+from instep.torch.sampling import unmoved
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+
+def loaders(trainer: "Trainer") -> dict[str, object]:
+    """All loaders of the training data by name. Raises ``UsageError`` for one that has no position to return to."""
+    found = _combined(trainer).flattened
+    for loader in found:
+        if not isinstance(loader, DataLoader) and not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
+            raise UsageError(
+                f"training data in a {type(loader).__qualname__} has no position to return to; use a DataLoader, or a loader with state_dict "
+                "and load_state_dict such as torchdata's StatefulDataLoader"
+            )
+    return {f"loader{i}": loader for i, loader in enumerate(found)}
+
+
+def begin(trainer: "Trainer") -> None:
+    """Lightning has made its iterator before the loaders were protected: make it again, without any further draw."""
+    epoch = trainer.fit_loop.epoch_progress.current.processed
+    for loader in _combined(trainer).flattened:
+        sampler = getattr(loader, "sampler", None)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+    with unmoved():
+        iter(trainer.fit_loop._data_fetcher)  # type: ignore[arg-type]
+
+
+def position(trainer: "Trainer") -> dict[str, object]:
+    """Where Lightning's iterator stands; the loaders' own positions are in their cursors."""
+    iterator = _combined(trainer)._iterator
+    return {"index": getattr(iterator, "_idx", 0), "consumed": list(getattr(iterator, "_consumed", ()))}
+
+
+def rejoin(trainer: "Trainer", where: Mapping[str, Any], *, ready: int) -> None:
+    """Go on with the pass that the loaders stand in, ``ready`` batches of which the loop has taken."""
+    combined, fetcher = _combined(trainer), trainer.fit_loop._data_fetcher
+    assert fetcher is not None
+    iterator: Any = type(combined._iterator)(combined.flattened, combined._limits)  # type: ignore[call-arg]
+    iterator.iterators = [cursor_of(loader).again() for loader in combined.flattened]
+    iterator._idx = where.get("index", 0)
+    if hasattr(iterator, "_consumed"):
+        iterator._consumed = list(where.get("consumed", ())) or [False] * len(iterator.iterators)
+    combined._iterator = fetcher.iterator = iterator
+    fetcher.iterator = combined  # as Lightning's own `iter(fetcher)` leaves it
+    fetcher.reset()
+    fetcher.fetched = ready
+    if fetcher.length is not None and ready:
+        fetcher.done = ready >= fetcher.length
+
+
+def _combined(trainer: "Trainer") -> Any:
+    return trainer.fit_loop._combined_loader

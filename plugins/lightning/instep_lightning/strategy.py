@@ -1,0 +1,82 @@
+"""The strategy's ``optimizer_step``, through which every optimizer step of Lightning goes: here a commit opens.
+
+Lightning hands forward and backward to the optimizer as a closure. A commit may hold local updates alone, so they run before it.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from instep.errors import UsageError
+from instep_lightning.adopt import inherited
+
+if TYPE_CHECKING:
+    from instep_lightning.fit import Fit
+
+
+class Averaging:
+    """Any strategy under instep, whose process group is not called gloo: Lightning would leave the division to it, which gloo refuses."""
+
+    def reduce(self: Any, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """As Lightning does it for gloo: the sum, then a division that integers survive."""
+        if not (isinstance(tensor, Tensor) and tensor.device.type == "cpu" and reduce_op in ("mean", "avg")):
+            return inherited(self).reduce(tensor, group, reduce_op)
+        total = inherited(self).reduce(tensor, group, "sum")
+        size = dist.get_world_size(group)
+        return total.div_(size) if total.is_floating_point() else total.copy_(total / size)
+
+
+class RecoverableStrategy:
+    """Any supported strategy."""
+
+    _instep: "Fit"
+
+    def optimizer_step(self: Any, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """As the strategy's own, with a commit around the update; in manual optimization tentative until the batch is done."""
+        fit, module = self._instep, model or self.lightning_module
+        if not fit.inside:
+            return inherited(self).optimizer_step(optimizer, closure, model, **kwargs)
+        if not self.lightning_module.automatic_optimization:
+            fit.tentative(optimizer)
+            return inherited(self).optimizer_step(optimizer, closure, model, **kwargs)
+        precision = self.precision_plugin
+        if (scaler := getattr(precision, "scaler", None)) is not None:
+            return _scaled(fit, precision, scaler, optimizer, module, closure, kwargs)
+        with torch.enable_grad():
+            result = precision._wrap_closure(module, optimizer, closure)
+        fit.open()
+        return optimizer.step(closure=_once(result, optimizer), **kwargs)
+
+
+def _scaled(
+    fit: "Fit", precision: Any, scaler: Any, optimizer: Optimizer, module: Any, closure: Callable[[], Any], kwargs: dict[str, Any]
+) -> Any:
+    """``MixedPrecision.optimizer_step`` with the commit in it."""
+    with torch.enable_grad():
+        result = closure()
+        skip = result is None
+        if not skip and not getattr(optimizer, "_step_supports_amp_scaling", False):
+            scaler.unscale_(optimizer)
+        precision._after_closure(module, optimizer)
+    fit.open()
+    if skip:
+        return result
+    output = scaler.step(optimizer, **kwargs)
+    scaler.update()
+    return output
+
+
+def _once(result: Any, optimizer: Optimizer) -> Callable[[], Any]:
+    """Stands in for a closure that has run."""
+    calls = iter((result,))
+
+    def again() -> Any:
+        for known in calls:
+            return known
+        raise UsageError(f"{type(optimizer).__qualname__} runs its closure more than once in a step, which cannot be committed")
+
+    return again

@@ -1,0 +1,30 @@
+"""Makes the helpers of this folder importable, and skips it all where Lightning is not installed."""
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from instep.testing.jobs import Jobs
+
+
+@pytest.fixture(scope="session")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    """One warm fork server with Lightning in it."""
+    if importlib.util.find_spec("lightning") is None:
+        pytest.skip("Lightning is not installed: pip install 'instep-lightning[lightning]'")
+    jobs = Jobs(tmp_path_factory.mktemp("lightning"))
+    yield jobs
+    jobs.close()
+
+
+@pytest.fixture(scope="session")
+def runs(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[object]":
+    """Runs of the test job."""
+    from light_harness import Runs
+
+    yield Runs(tmp_path_factory.mktemp("runs"), jobs)

@@ -1,0 +1,73 @@
+"""Runs the Lightning job with faults and without, and compares what each rank ends with, what was logged and what was saved."""
+
+import csv
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from instep.messages import Injection
+from instep.testing.faults import Faults
+from instep.testing.jobs import JobRun, Jobs, Script
+
+JOB = str(Path(__file__).with_name("light_job.py"))
+SETTINGS = {
+    "preload": ["instep_lightning", "lightning.pytorch"],
+    "limits.recoveries_without_commit": 20,
+    "limits.same_fault": 50,
+    "watchdog.stall": 4.0,
+    "plugins.init_gloo.connect_timeout": 30.0,
+    "deadlines.connect": 60.0,
+    "deadlines.acknowledge": 30.0,
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended, and what it left."""
+
+    run: JobRun
+    finals: list[dict[str, object]]
+    logged: list[dict[str, str]]
+    saved: list[str]
+
+
+class Runs:
+    """Runs below one directory; the clean run of each shape is kept."""
+
+    def __init__(self, directory: Path, jobs: Jobs) -> None:
+        self._directory, self._jobs = directory, jobs
+        self._clean: dict[tuple[tuple[str, ...], int], Ended] = {}
+
+    def run(self, *args: str, ranks: int = 3, faults: Faults | Iterable[Injection] = ()) -> Ended:
+        """Run the job once, however it ends."""
+        out = self._directory / str(len(list(self._directory.iterdir())))
+        out.mkdir()
+        script = Script(JOB, ("--out", str(out), "--ranks", str(ranks), *args), ranks=ranks, steps=None)
+        run = self._jobs.run(script, faults, SETTINGS)
+        finals = [json.loads(p.read_text()) if (p := out / f"final-{r}.json").exists() else {} for r in range(ranks)]
+        log = out / "log" / "metrics.csv"
+        logged = list(csv.DictReader(log.read_text().splitlines())) if log.exists() else []
+        return Ended(run, finals, logged, sorted(p.name for p in (out / "checkpoints").glob("*")))
+
+    def clean(self, *args: str, ranks: int = 3) -> Ended:
+        """The run without faults."""
+        if (args, ranks) not in self._clean:
+            ended = self.run(*args, ranks=ranks)
+            assert ended.run.outcome.code == 0, f"{ended.run.outcome.message}\n{ended.run.log(0)[-3000:]}"
+            assert all(ended.finals)
+            assert ended.logged
+            self._clean[args, ranks] = ended
+        return self._clean[args, ranks]
+
+    def check(self, faults: Faults, *args: str, ranks: int = 3) -> Ended:
+        """Run with faults: each happened, and nothing else can be told."""
+        clean, other = self.clean(*args, ranks=ranks), self.run(*args, ranks=ranks, faults=faults)
+        logs = "\n".join(other.run.log(rank)[-2500:] for rank in range(ranks))
+        assert other.run.outcome.code == 0, f"{other.run.outcome.message}\n{logs}"
+        assert not other.run.missing, f"never happened: {other.run.missing}"
+        differing = [f"rank {r} {k}" for r, final in enumerate(clean.finals) for k in final if final[k] != other.finals[r].get(k)]
+        assert not differing, f"{differing}\n{logs}"
+        assert other.logged == clean.logged, "what was logged is not what a run without faults logs, each line once"
+        assert all(i.scope == "in_process" and i.steps_lost == 0 and i.verified for i in other.run.incidents), other.run.incidents
+        return other

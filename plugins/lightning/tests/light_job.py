@@ -1,0 +1,228 @@
+"""The job of these tests: a small training in Lightning with one of everything, and digests of all that a fault must not change."""
+
+import argparse
+import hashlib
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanMetric
+
+from instep.testing import point
+from instep_lightning import InstepCallback
+
+ROWS = 240
+
+
+class Midway(torch.autograd.Function):
+    """The identity, with a place for a fault in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        point("in_backward")
+        return gradient
+
+
+class Counting(Callback):
+    """A user's callback with state, which looks at batches and at what came of them."""
+
+    def __init__(self) -> None:
+        self.seen, self.total, self.epochs = 0, 0.0, 0
+
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        point("batch_end")
+        self.seen += len(batch[0])
+        self.total += float(outputs["loss"]) * (batch_idx + 1)
+
+    def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+        point("epoch_end")
+        self.epochs += 1
+
+    def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
+        point("epoch_start")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen, "total": self.total, "epochs": self.epochs}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seen, self.total, self.epochs = state_dict["seen"], state_dict["total"], state_dict["epochs"]
+
+
+class Net(LightningModule):
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__()
+        self.args = args
+        norm: nn.Module = nn.LayerNorm(32) if args.mode == "fsdp" else nn.BatchNorm1d(32)
+        self.body = nn.Sequential(nn.Linear(8, 32), norm, nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 32), nn.ReLU())
+        self.head = nn.Linear(32, 4)
+        self.mean = MeanMetric()
+        self.automatic_optimization = args.mode != "manual"
+
+    def configure_model(self) -> None:
+        if self.args.mode == "fsdp" and not isinstance(self.head.weight, DTensor):
+            mesh: Any = self.device_mesh  # two-dimensional: each shard has a replica
+            for part in (self.body, self.head):
+                fully_shard(part, mesh=mesh)
+            fully_shard(self, mesh=mesh)
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self.head(Midway.apply(self.body(x))), y)  # type: ignore[no-untyped-call]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        point("training_step")
+        if not self.automatic_optimization:
+            return self.by_hand(batch)
+        loss = self.loss(batch)
+        self.mean.update(loss.detach())
+        self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
+        self.log("mean", self.mean, on_step=False, on_epoch=True)
+        return {"loss": loss, "twice": 2 * loss.detach()}
+
+    def by_hand(self, batch: Any) -> Any:
+        first, second = self.optimizers()  # type: ignore[misc, union-attr]
+        loss = self.loss(batch)
+        first.zero_grad()
+        second.zero_grad()
+        self.manual_backward(loss)
+        first.step()
+        point("between_optimizers")
+        second.step()
+        for scheduler in self.lr_schedulers():  # type: ignore[union-attr]
+            scheduler.step()  # type: ignore[call-arg, union-attr]
+        self.log("loss", loss, sync_dist=True)
+        return {"loss": loss.detach()}
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        optimizer.step(closure=optimizer_closure)
+        point("optimizer_step")
+        if self.trainer.global_step < 4:  # a warm-up by hand, behind the step
+            for group in optimizer.param_groups:
+                group["weight_decay"] = 0.01 * (self.trainer.global_step + 1)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        point("validation")
+        self.log("held_out", self.loss(batch) + 0.1 * torch.rand(()), sync_dist=True)
+
+    def configure_optimizers(self) -> Any:
+        if not self.automatic_optimization:
+            first, second = torch.optim.SGD(self.body.parameters(), 0.1, momentum=0.9), torch.optim.AdamW(self.head.parameters(), 1e-2)
+            return [first, second], [torch.optim.lr_scheduler.StepLR(first, 3), torch.optim.lr_scheduler.StepLR(second, 5)]
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        if self.args.mode == "plateau":
+            scheduler: Any = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "held_out", "interval": "epoch"}}
+        each = torch.optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.9)
+        epochs = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return [optimizer], [{"scheduler": each, "interval": "step"}, {"scheduler": epochs, "interval": "epoch"}]
+
+
+def loaders() -> tuple[DataLoader[Any], DataLoader[Any]]:
+    random_numbers = torch.Generator().manual_seed(5)
+    x = torch.randn(ROWS + 60, 8, generator=random_numbers)
+    data = TensorDataset(x, x[:, :4].argmax(dim=1))
+    training, held_out = torch.utils.data.Subset(data, range(ROWS)), torch.utils.data.Subset(data, range(ROWS, ROWS + 60))
+    return DataLoader(training, batch_size=10, shuffle=True), DataLoader(held_out, batch_size=10)
+
+
+def digest(tree: object) -> str:
+    state = hashlib.sha256()
+
+    def feed(node: object) -> None:
+        if isinstance(node, DTensor):
+            node = node.to_local()
+        if isinstance(node, Tensor):
+            state.update(str(node.dtype).encode() + node.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(node, dict):
+            for key, value in node.items():
+                state.update(str(key).encode())
+                feed(value)
+        elif isinstance(node, list | tuple):
+            for value in node:
+                feed(value)
+        else:
+            state.update(repr(node).encode())
+
+    feed(tree)
+    return state.hexdigest()[:16]
+
+
+def final(trainer: Trainer, net: Net, counting: Counting) -> dict[str, object]:
+    state = trainer.fit_loop.epoch_loop
+    return {
+        "parameters": digest(dict(net.named_parameters())),
+        "buffers": digest(dict(net.named_buffers())),
+        "optimizers": digest([[o.state[p] for g in o.param_groups for p in g["params"]] for o in trainer.optimizers]),
+        "rates": [[g["lr"], g["weight_decay"]] for o in trainer.optimizers for g in o.param_groups],
+        "schedules": digest([c.scheduler.state_dict() for c in trainer.lr_scheduler_configs]),
+        "torch": digest(torch.get_rng_state()),
+        "python": digest(random.getstate()),
+        "numpy": digest(np.random.get_state()[1].tolist()),  # type: ignore[index]  # noqa: NPY002 - the global state is the point
+        "counters": [trainer.global_step, trainer.current_epoch, state.total_batch_idx, state._batches_that_stepped],
+        "metrics": {key: float(value) for key, value in sorted(trainer.callback_metrics.items())},
+        "counting": counting.state_dict(),
+        "stopped": trainer.should_stop,
+    }
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--mode", default="automatic", choices=["automatic", "plateau", "manual", "fsdp"])
+    parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--precision", default="32")
+    parser.add_argument("--plain", action="store_true", help="without the callback")
+    return parser.parse_args()
+
+
+def made(args: argparse.Namespace, counting: Counting, **more: Any) -> Trainer:
+    mine = [] if args.plain else [InstepCallback()]
+    saving = ModelCheckpoint(dirpath=args.out / "checkpoints", monitor="held_out", save_top_k=2, every_n_epochs=1)
+    automatic: dict[str, Any] = {} if args.mode == "manual" else {"accumulate_grad_batches": args.accumulate, "gradient_clip_val": 1.0}
+    options: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": args.ranks,
+        "strategy": ModelParallelStrategy(2, 2, save_distributed_checkpoint=True) if args.mode == "fsdp" else "ddp",
+        "max_epochs": args.epochs,
+        "precision": args.precision,
+        "log_every_n_steps": 1,
+        "val_check_interval": 0.5,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "logger": CSVLogger(args.out, name="", version="log"),
+        "callbacks": [*mine, counting, EarlyStopping("held_out", patience=50), LearningRateMonitor("step"), saving],
+    }
+    return Trainer(**{**options, **automatic, **more})
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    args = arguments()
+    seed_everything(3, verbose=False)
+    counting, net = Counting(), Net(args)
+    trainer = made(args, counting)
+    trainer.fit(net, *loaders())
+    (args.out / f"final-{trainer.global_rank}.json").write_text(json.dumps(final(trainer, net, counting)))
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
