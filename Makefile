@@ -67,6 +67,7 @@ bench: $(READY)  ## run every benchmark
 	$(BIN)/python benchmarks/plan_scale.py $(ARGS)
 	$(BIN)/python benchmarks/bootstrap_scale.py $(ARGS)
 	$(BIN)/python benchmarks/restore.py $(ARGS)
+	$(BIN)/python benchmarks/buddy_overhead.py $(ARGS)
 
 stress: $(READY)  ## random faults for MINUTES, seeds printed
 	$(BIN)/python -m tests.recovery.stress --minutes $(MINUTES) $(ARGS)
