@@ -167,13 +167,16 @@ class Checkpoints:
 
     def _agreed(self, settings: Checkpoint, recovery: Recovery) -> str:
         """The newest checkpoint that nobody has failed to load, as rank 0 sees the folder; empty if there is none."""
-        own = ""
+        own, skipped = "", list[str]()
         if self._rank == 0:
-            skipped: list[str] = []
-            seen = files.usable(settings.path, self._world, skipped, avoid=self._damaged)
-            own = next((one.name for one in seen if one.block == 0 and (settings.resume or one.run == self._run)), "")
-            for line in skipped:
-                log.warning("%s", line)
+            for one in files.usable(settings.path, self._world, skipped, avoid=self._damaged):
+                if one.block:
+                    skipped.append(f"{one.name} is of block {one.block}: a run is resumed in its first block only")
+                elif settings.resume or one.run == self._run:
+                    own = one.name
+                    break
+        for line in skipped:
+            log.warning("%s", line)
         return recovery.gather(own.encode().ljust(_WORD, b"\0"))[0].strip(b"\0").decode()
 
     def _held(self) -> Holding:
