@@ -7,14 +7,22 @@ from typing import TYPE_CHECKING
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")
 
+_OLDEST, _NEWEST = (2, 4), (2, 6)
+
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
 else:
 
+    def _checked(module: ModuleType) -> ModuleType:
+        version = tuple(int(part) for part in module.__version__.split(".")[:2])
+        if not _OLDEST <= version <= _NEWEST:
+            raise ImportError(f"instep-lightning knows the loops of Lightning 2.4 to 2.6, this is {module.__version__}")
+        return module
+
     def _base() -> type:
         for name in sorted(NAMES, key=lambda name: name not in sys.modules):
             try:
-                return importlib.import_module(name).Callback
+                return _checked(importlib.import_module(name)).Callback
             except ModuleNotFoundError as error:
                 if error.name is None or not name.startswith(error.name.partition(".")[0]):
                     raise

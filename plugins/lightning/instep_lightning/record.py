@@ -30,6 +30,7 @@ class Record:
         self._trainer, self._effects, self._undo = trainer, effects, undo
         self._wants = callbacks.want_batch(trainer)
         self._offered: tuple[Callable[[], object], object] | None = None
+        self._keeping: list[object] | None = None
         self.midway = False
         self.kept: tuple[object, object] | None = None
         self.position: Mapping[str, Any] = {}
@@ -41,7 +42,7 @@ class Record:
 
     def offer(self, outcome: Callable[[], object], batch: object) -> None:
         """A step is about to be committed."""
-        self._offered = (outcome, batch if self._wants else None)
+        self._offered, self._keeping = (outcome, batch if self._wants else None), None
 
     def state_dict(self) -> dict[str, object]:
         """Everything, as the codec knows it."""
@@ -71,7 +72,7 @@ class Record:
         self.midway, self.position = state["midway"], state["position"]
         self.kept = None if state["kept"] is None else self._on_device(state["kept"])
         outcome, batch = self.kept or (None, None)
-        self._offered = (lambda: outcome, batch) if self.midway else None
+        self._offered, self._keeping = ((lambda: outcome, batch) if self.midway else None), state["kept"]
         progress.load(trainer, state["progress"])
         trainer.should_stop, trainer.accumulate_grad_batches = state["should_stop"], state["accumulate"]
         for key, value in state["connector"].items():
@@ -87,16 +88,18 @@ class Record:
         self._undo.back()
 
     def _keep(self) -> list[object]:
+        """Lightning gives the outcome away once the step is done, so it is asked for once."""
         assert self._offered is not None
-        outcome, batch = self._offered
-        kept = _plain([outcome(), batch])
-        size = len(codec.encode(kept, where="the batch and what training_step returned, for on_train_batch_end"))
-        if size > _BATCH_ROOM:
-            raise UsageError(
-                f"on_train_batch_end looks at its batch, and that is {size} bytes with what training_step returned: too much to record at "
-                f"each step (at most {_BATCH_ROOM}). Return less, or move the work to a hook that takes no batch (on_before_zero_grad)"
-            )
-        return cast(list[object], kept)
+        if self._keeping is None:
+            outcome, batch = self._offered
+            self._keeping = cast(list[object], _plain([outcome(), batch]))
+            size = len(codec.encode(self._keeping, where="the batch and what training_step returned, for on_train_batch_end"))
+            if size > _BATCH_ROOM:
+                raise UsageError(
+                    f"on_train_batch_end looks at its batch, and that is {size} bytes with what training_step returned: too much to record "
+                    f"at each step (at most {_BATCH_ROOM}). Return less, or move the work to a hook that takes no batch (on_before_zero_grad)"
+                )
+        return self._keeping
 
     def _on_device(self, kept: list[object]) -> tuple[object, object]:
         outcome, batch = cast(list[object], self._trainer.strategy.batch_to_device(kept))

@@ -66,6 +66,8 @@ class Runs:
         logs = "\n".join(other.run.log(rank)[-2500:] for rank in range(ranks))
         assert other.run.outcome.code == 0, f"{other.run.outcome.message}\n{logs}"
         assert not other.run.missing, f"never happened: {other.run.missing}"
+        own = [i.fault.detail for i in other.run.incidents if i.fault.kind == "exception" and "injected fault" not in i.fault.detail]
+        assert not own, f"faults that nobody placed: {own}\n{logs}"
         differing = [f"rank {r} {k}" for r, final in enumerate(clean.finals) for k in final if final[k] != other.finals[r].get(k)]
         assert not differing, f"{differing}\n{logs}"
         assert other.logged == clean.logged, "what was logged is not what a run without faults logs, each line once"

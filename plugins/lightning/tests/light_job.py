@@ -13,8 +13,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
@@ -178,6 +180,7 @@ def final(trainer: Trainer, net: Net, counting: Counting) -> dict[str, object]:
         "metrics": {key: float(value) for key, value in sorted(trainer.callback_metrics.items())},
         "counting": counting.state_dict(),
         "stopped": trainer.should_stop,
+        "scale": digest(trainer.precision_plugin.state_dict()),
     }
 
 
@@ -188,7 +191,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--precision", default="32")
+    parser.add_argument("--scaled", action="store_true", help="half precision with a gradient scaler")
     parser.add_argument("--plain", action="store_true", help="without the callback")
     return parser.parse_args()
 
@@ -202,7 +205,7 @@ def made(args: argparse.Namespace, counting: Counting, **more: Any) -> Trainer:
         "devices": args.ranks,
         "strategy": ModelParallelStrategy(2, 2, save_distributed_checkpoint=True) if args.mode == "fsdp" else "ddp",
         "max_epochs": args.epochs,
-        "precision": args.precision,
+        "plugins": [MixedPrecision("16-mixed", "cpu", GradScaler("cpu", init_scale=256.0, growth_interval=5))] if args.scaled else None,
         "log_every_n_steps": 1,
         "val_check_interval": 0.5,
         "enable_progress_bar": False,

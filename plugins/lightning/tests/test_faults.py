@@ -8,8 +8,9 @@ from instep.testing.faults import Faults
 pytestmark = pytest.mark.timeout(180)  # real jobs on a busy machine
 
 
+
 def test_ddp(runs: Runs) -> None:
-    """24 steps of 3 epochs, validated twice in each."""
+    """24 steps of 3 epochs, validated twice in each: a fault in every part of them, and at the last batch."""
     faults = (
         Faults()
         .kill(rank=0).at(step=2, mark="training_step")
@@ -18,7 +19,7 @@ def test_ddp(runs: Runs) -> None:
         .kill(rank=1).at(step=6, phase="body")
         .kill(rank=0).at(step=8, mark="epoch_end")
         .raises(rank=2).at(step=8, mark="epoch_start")
-        .kill(rank=0).at(step=10, phase="after")
+        .kill(rank=0).at(step=10, mark="optimizer_step")
         .raises(rank=0).at(step=11, mark="batch_end")
         .kill(rank=2).at(step=13, phase="prepared")
         .kill(rank=0).at(step=16, mark="batch_end")
@@ -26,4 +27,51 @@ def test_ddp(runs: Runs) -> None:
         .hang(rank=2).at(step=21, mark="training_step")
         .kill(rank=0).at(step=24, mark="epoch_end")
     )  # fmt: skip
+    ended = runs.check(faults)
+
+    assert {"kill", "raise", "hang"} == {placed.kind for placed in ended.run.placed}
+
+
+def test_set_up(runs: Runs) -> None:
+    """A replacement dies in its set-up, and another at its first batch."""
+    faults = (
+        Faults().kill(rank=1).at(step=2, phase="backward").kill(rank=1, birth=1).at(phase="setup")
+        .kill(rank=0).at(step=3, mark="batch_end").kill(rank=0, birth=1).at(step=3, mark="training_step")
+    )  # fmt: skip
     runs.check(faults)
+
+
+def test_manual_optimization(runs: Runs) -> None:
+    """Two optimizers in one step: a step that is cut between them is taken back."""
+    faults = (
+        Faults().kill(rank=1).at(step=3, mark="between_optimizers").raises(rank=2).at(step=6, mark="between_optimizers")
+        .kill(rank=0).at(step=8, mark="batch_end").kill(rank=2).at(step=10, phase="barrier").kill(rank=0).at(step=13, phase="body")
+    )  # fmt: skip
+    runs.check(faults, "--mode", "manual", "--epochs", "2")
+
+
+def test_accumulation_scaler_and_a_schedule_that_follows_a_metric(runs: Runs) -> None:
+    faults = (
+        Faults().kill(rank=1).at(step=1, mark="training_step").kill(rank=0).at(step=4, mark="epoch_end").raises(rank=2).at(step=4, mark="epoch_start")
+        .kill(rank=2).at(step=6, mark="in_backward").kill(rank=1).at(step=8, mark="epoch_start").kill(rank=0).at(step=9, phase="after")
+    )  # fmt: skip
+    runs.check(faults, "--mode", "plateau", "--accumulate", "2", "--scaled")
+
+
+def test_fully_shard(runs: Runs) -> None:
+    """FSDP2 on two by two ranks: each shard has a replica."""
+    faults = (
+        Faults().kill(rank=1).at(step=3, mark="training_step").raises(rank=2).at(step=5, mark="in_backward")
+        .kill(rank=3).at(step=6, mark="validation").kill(rank=0).at(step=8, phase="body").kill(rank=2).at(step=12, mark="epoch_end")
+    )  # fmt: skip
+    runs.check(faults, "--mode", "fsdp", "--epochs", "1", ranks=4)
+
+
+def test_the_callback_changes_nothing(runs: Runs) -> None:
+    """Without the callback Lightning trains the same parameters, bit for bit."""
+    plain = runs.run("--plain")
+
+    assert plain.run.outcome.code == 0, plain.run.log(0)[-3000:]
+    for final, other in zip(plain.finals, runs.clean().finals, strict=True):
+        assert final == other
+    assert plain.logged == runs.clean().logged
