@@ -3,7 +3,7 @@
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import xxhash
 
 from instep import config
 from instep.agent import events as ev
-from instep.agent.agent import Launch, Outcome, run, serving
+from instep.agent.agent import Launch, Outcome, run
 from instep.agent.spawner import Server
 from instep.messages import Injection
 from instep.torch.digest import memory
@@ -43,14 +43,6 @@ class Ran:
 
 
 Train = Callable[..., Ran]
-WARM = ("torch.distributed.fsdp", "torch.distributed.device_mesh", "torch.optim.swa_utils")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    """A fork server of this module, warm for FSDP, which takes seconds to import."""
-    with serving(Launch(script=str(JOB), nproc=4)) as server:
-        yield server
 
 
 @pytest.fixture
@@ -67,7 +59,6 @@ def train(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Tr
             "plugins.init_gloo": True,
             "plugins.state_replica": {"checkpoint": table} if save else True,
             "limits.same_fault": 20,
-            "preload": WARM,
         }
         for file in tmp_path.glob("final-*.json"):
             file.unlink()
