@@ -9,7 +9,7 @@ from instep.testing.jobs import Jobs
 from tests.recovery.sharded.harness import HSDP, HSDP_SIX, Layout, check, run
 
 PLACES = ("step", "validation", "forward", "backward", "record", "prepared", "barrier", "body", "amid", "after")
-IN_RECOVERY = ("connect", "restore", "mid_transfer", "verify")
+IN_RECOVERY = ("connect", "restore", "verify")
 STEPS = 2 * len(PLACES)
 KINDS: tuple[Kind, ...] = ("kill", "raise", "hang")
 PAIRS = ((0, 1), (0, 3), (1, 2), (2, 3))
@@ -69,6 +69,15 @@ def test_two_faults_in_a_row(job: Jobs) -> None:
 
     assert len(done.incidents) == len(IN_RECOVERY)
     assert all(len(incident.attempts) == 2 for incident in done.incidents)
+
+
+@pytest.mark.timeout(120)
+def test_a_replacement_dies_with_half_of_its_shards(job: Jobs) -> None:
+    """What was half received donates nothing. A donor's death at this place would be that of the last twin."""
+    faults = Faults().kill(rank=1).at(step=3, phase="amid").kill(rank=1, birth=1).at(step=None, phase="mid_transfer")
+    done = check(job, HSDP, faults, steps=6)
+
+    assert [len(incident.attempts) for incident in done.incidents] == [2]
 
 
 @pytest.mark.timeout(120)
