@@ -4,7 +4,10 @@ from instep.agent import events as ev
 from instep.agent.job import Job
 from instep.model import Fault
 
-NO_CHECKPOINT = "none is configured: plugins.state_replica.checkpoint = {dir = ..., every = STEPS} keeps some, session.on_checkpoint loads the script's own"
+NO_CHECKPOINT = (
+    "none is configured: plugins.state_replica.checkpoint = {dir = ..., every = STEPS} keeps some, "
+    "session.on_checkpoint loads the script's own"
+)
 
 
 def job_rung(job: Job, why: str, fault: Fault, *, checkpoint: str = "") -> None:

@@ -24,6 +24,7 @@ class World:
         self.told: list[Message] = []
         self.joined: list[int] = []
         self.cut: Callable[[str], None] = lambda name: None
+        self.publishes = True
         world = self
 
         class Everything(Plugin):
@@ -46,6 +47,9 @@ class World:
                 world.call("verify")
 
         self.lifecycle = Lifecycle(self.board, LoadedPlugins({"everything": Everything()}), self, self.tell, lambda: 1.5)
+
+    def publish(self) -> None:
+        self.call("publish")
 
     def call(self, name: str) -> None:
         self.calls.append(name)
@@ -112,8 +116,8 @@ def test_an_undisturbed_attempt() -> None:
     assert world.joined == [1]
     joined = world.told[-1]
     assert isinstance(joined, Joined)
-    assert [r.phase for r in joined.receipts] == ["reinit_comms", "restore_state", "resume_data", "verify"]
-    assert [r.bytes for r in joined.receipts] == [0, 7, 0, 0]
+    assert [r.phase for r in joined.receipts] == ["reinit_comms", "restore_state", "publish", "resume_data", "verify"]
+    assert [r.bytes for r in joined.receipts] == [0, 7, 0, 0, 0]
     assert not world.lifecycle.quiesce(1, FAULT)
 
 
@@ -142,7 +146,7 @@ def test_a_newer_fault_at_any_moment(at: int, how: str) -> None:
     assert world.board.current == 2
 
 
-@pytest.mark.parametrize("name", ["reinit_comms", "install", "restore_state", "reload", "verify", "vote", "quiesce", "settle"])
+@pytest.mark.parametrize("name", ["reinit_comms", "install", "restore_state", "publish", "reload", "verify", "vote", "quiesce", "settle"])
 def test_a_phase_that_fails_is_named_and_the_next_attempt_goes_on(name: str) -> None:
     world = interrupted()
     failures = iter([True])
