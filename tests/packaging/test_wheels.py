@@ -45,11 +45,15 @@ print(json.dumps({"installed": found, "loaded": loaded, "check": main(["check"])
 TORCH = ("torch", "numpy", "xxhash", "functorch", "safetensors")
 TOOLS = ("dev", "docs")
 """Extras for people who work on the clone."""
-PLUGINS = sorted(name.removeprefix("instep-") for name in PROJECTS if name != "instep")
 
 
 def project(name: str) -> dict[str, Any]:
     return tomllib.loads((PROJECTS[name] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+PLUGINS = sorted(name.removeprefix("instep-") for name in PROJECTS if "instep" in project(name).get("entry-points", {}))
+ADAPTERS = sorted({name.removeprefix("instep-") for name in PROJECTS if name != "instep"} - set(PLUGINS))
+"""Distributions without hooks, which a script uses by itself, beside a framework that it has chosen."""
 
 
 def build(source: Path, target: Path, *kinds: str) -> None:
@@ -133,8 +137,8 @@ def test_all_have_one_version_and_fit_each_other() -> None:
 
 def test_every_plugin_has_an_extra_and_names_that_agree() -> None:
     extras = project("instep")["optional-dependencies"]
+    assert [extras[name] for name in [*PLUGINS, *ADAPTERS]] == [[f"instep-{name}"] for name in [*PLUGINS, *ADAPTERS]]
     for plugin in PLUGINS:
-        assert extras[plugin] == [f"instep-{plugin}"]
         (entry,) = project(f"instep-{plugin}")["entry-points"]["instep"].items()
         assert entry[0] == plugin.replace("-", "_")
         assert entry[1].startswith(f"instep_{entry[0]}.plugin:")

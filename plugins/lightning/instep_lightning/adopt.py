@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+
+from instep_lightning.flavour import Foreign
 
 _OWNER = "_instep"
 _BELONGING = {"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__"}
@@ -13,7 +14,7 @@ def members(of: type) -> dict[str, object]:
     return {name: member for name, member in vars(of).items() if name not in _BELONGING}
 
 
-def inherited(obj: object) -> Any:
+def inherited(obj: object) -> Foreign:
     """The object as its own class has it: ``super()`` for an adopted one."""
     return super(type(obj), obj)
 

@@ -1,7 +1,8 @@
 """The one place where Lightning is changed: ``Trainer._run``, so that a training with the callback begins and ends here.
 
-No hook of a callback comes early enough: loggers open their files before any. Trainers without the callback run as ever. ``detach`` gives Lightning its own function back. All else that recovery needs is done to the objects of one trainer, while
-its training runs: they get a subclass of their own class, and that class back at the end.
+No hook of a callback comes early enough: loggers open their files before any. Trainers without the callback run as ever, and ``detach``
+gives Lightning its own function back. All else that recovery needs is done to the objects of one trainer, while its training runs: they
+get a subclass of their own class, and that class back at the end.
 """
 
 import functools

@@ -57,8 +57,8 @@ class InstepCallback(Callback):
     def _first(self) -> None:
         if self._fitted:
             raise UsageError(
-                "a second trainer.fit in one script: instep protects the objects of one training. Train to the end in one fit (max_epochs), "
-                "or start a script for each; trainer.validate, test and predict may follow a fit"
+                "a second trainer.fit in one script: instep protects the objects of one training. Train to the end in one fit "
+                "(max_epochs), or start a script for each; trainer.validate, test and predict may follow a fit"
             )
         self._fitted = True
 

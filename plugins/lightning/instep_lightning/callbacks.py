@@ -3,9 +3,9 @@
 import os
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from instep_lightning.flavour import own, part
+from instep_lightning.flavour import Foreign, own, part
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, Trainer
@@ -17,10 +17,12 @@ _WITHOUT_BATCH = "on_train_batch_end"
 
 def dump(trainer: "Trainer") -> dict[str, object]:
     """The state of each callback that has any, by its place and class."""
-    return {_key(i, c): state for i, c in enumerate(trainer.callbacks) if (state := _checkpoint(c) if _saves(trainer, c) else c.state_dict())}
+    return {
+        _key(i, c): state for i, c in enumerate(trainer.callbacks) if (state := _checkpoint(c) if _saves(trainer, c) else c.state_dict())
+    }
 
 
-def load(trainer: "Trainer", tree: Mapping[str, Any]) -> None:
+def load(trainer: "Trainer", tree: Mapping[str, Foreign]) -> None:
     """Give each callback its state back."""
     for i, callback in enumerate(trainer.callbacks):
         state = tree.get(_key(i, callback))
@@ -59,14 +61,14 @@ def _saves(trainer: "Trainer", callback: object) -> bool:
     return isinstance(callback, part(trainer, "callbacks").ModelCheckpoint)
 
 
-def _checkpoint(callback: Any) -> dict[str, object]:
+def _checkpoint(callback: Foreign) -> dict[str, object]:
     """Paths are told relative to the callback's own folder, so that two runs with different folders have equal state."""
     state: dict[str, object] = {key: getattr(callback, key) for key in _VALUES if hasattr(callback, key)}
     state |= {key: _below(callback, getattr(callback, key)) for key in _PATHS if hasattr(callback, key)}
     return {**state, "best_k_models": {_below(callback, path): score for path, score in callback.best_k_models.items()}}
 
 
-def _restore_checkpoint(callback: Any, state: Mapping[str, Any]) -> None:
+def _restore_checkpoint(callback: Foreign, state: Mapping[str, Foreign]) -> None:
     for key in _VALUES:
         if key in state:
             setattr(callback, key, state[key])
@@ -76,9 +78,9 @@ def _restore_checkpoint(callback: Any, state: Mapping[str, Any]) -> None:
     callback.best_k_models = {_whole(callback, path): score for path, score in state["best_k_models"].items()}
 
 
-def _below(callback: Any, path: str) -> str:
+def _below(callback: Foreign, path: str) -> str:
     return os.path.relpath(path, callback.dirpath) if path and callback.dirpath else path
 
 
-def _whole(callback: Any, path: str) -> str:
+def _whole(callback: Foreign, path: str) -> str:
     return os.path.join(callback.dirpath, path) if path and callback.dirpath else path

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 from instep.errors import UsageError
 from instep.torch.passes import cursor_of
 from instep.torch.sampling import unmoved
+from instep_lightning.flavour import Foreign
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -19,8 +20,8 @@ def loaders(trainer: "Trainer") -> dict[str, object]:
     for loader in found:
         if not isinstance(loader, DataLoader) and not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
             raise UsageError(
-                f"training data in a {type(loader).__qualname__} has no position to return to; use a DataLoader, or a loader with state_dict "
-                "and load_state_dict such as torchdata's StatefulDataLoader"
+                f"training data in a {type(loader).__qualname__} has no position to return to; use a DataLoader, or a loader with "
+                "state_dict and load_state_dict such as torchdata's StatefulDataLoader"
             )
     return {f"loader{i}": loader for i, loader in enumerate(found)}
 
@@ -30,10 +31,10 @@ def begin(trainer: "Trainer") -> None:
     epoch = trainer.fit_loop.epoch_progress.current.processed
     for loader in _combined(trainer).flattened:
         sampler = getattr(loader, "sampler", None)
-        if hasattr(sampler, "set_epoch"):
+        if sampler is not None and hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
     with unmoved():
-        iter(trainer.fit_loop._data_fetcher)  # type: ignore[arg-type]
+        iter(trainer.fit_loop._data_fetcher)
 
 
 def position(trainer: "Trainer") -> dict[str, object]:
@@ -42,16 +43,16 @@ def position(trainer: "Trainer") -> dict[str, object]:
     return {"index": getattr(iterator, "_idx", 0), "consumed": list(getattr(iterator, "_consumed", ()))}
 
 
-def rejoin(trainer: "Trainer", where: Mapping[str, Any], *, ready: int) -> None:
+def rejoin(trainer: "Trainer", where: Mapping[str, Foreign], *, ready: int) -> None:
     """Go on with the pass that the loaders stand in, ``ready`` batches of which the loop has taken."""
     combined, fetcher = _combined(trainer), trainer.fit_loop._data_fetcher
     assert fetcher is not None
-    iterator: Any = type(combined._iterator)(combined.flattened, combined._limits)  # type: ignore[call-arg]
+    iterator: Any = type(combined._iterator)(combined.flattened, combined._limits)
     iterator.iterators = [cursor_of(loader).again() for loader in combined.flattened]
     iterator._idx = where.get("index", 0)
     if hasattr(iterator, "_consumed"):
         iterator._consumed = list(where.get("consumed", ())) or [False] * len(iterator.iterators)
-    combined._iterator = fetcher.iterator = iterator
+    combined._iterator = iterator
     fetcher.iterator = combined  # as Lightning's own `iter(fetcher)` leaves it
     fetcher.reset()
     fetcher.fetched = ready
@@ -59,5 +60,5 @@ def rejoin(trainer: "Trainer", where: Mapping[str, Any], *, ready: int) -> None:
         fetcher.done = ready >= fetcher.length
 
 
-def _combined(trainer: "Trainer") -> Any:
+def _combined(trainer: "Trainer") -> Foreign:
     return trainer.fit_loop._combined_loader

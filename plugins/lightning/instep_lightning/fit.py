@@ -100,8 +100,8 @@ class Fit:
         """Around what Lightning does for an optimizer step; a commit that is opened in it ends with it."""
         assert self.record is not None
         self.record.offer(outcome, batch)
-        with ExitStack() as self._committing:
-            self._opened = False
+        with ExitStack() as stack:
+            self._committing, self._opened = stack, False
             try:
                 yield
             finally:

@@ -3,10 +3,12 @@
 import importlib
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")
 
+Foreign: TypeAlias = Any
+"""An object of Lightning, of whose class more is used than it shows."""
 _OLDEST, _NEWEST = (2, 4), (2, 6)
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ else:
 
     Callback = _base()
 
-__all__ = ["NAMES", "Callback", "part", "root"]
+__all__ = ["NAMES", "Callback", "Foreign", "own", "part", "root"]
 
 
 def root(obj: object) -> str:

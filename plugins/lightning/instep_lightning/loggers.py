@@ -57,7 +57,7 @@ def _same_version(logger: Any, session: "Session") -> None:
 def _go_on(logger: Any) -> None:
     """A CSVLogger would delete the file that it finds."""
     module = part(logger, "loggers.csv_logs")
-    writer = type("ExperimentWriter", (module.ExperimentWriter,), {"_check_log_dir_exists": lambda self: None})(log_dir=logger.log_dir)
+    writer = type("ExperimentWriter", (module.ExperimentWriter,), {"_check_log_dir_exists": lambda _: None})(log_dir=logger.log_dir)
     file = Path(writer.metrics_file_path)
     if file.exists():
         with file.open(newline="") as lines:

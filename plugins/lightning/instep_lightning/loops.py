@@ -5,10 +5,10 @@ begin with the rest of the batch whose step was committed last, and go on as eve
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from instep_lightning.adopt import inherited, members
-from instep_lightning.flavour import part
+from instep_lightning.flavour import Foreign, part
 
 if TYPE_CHECKING:
     from instep_lightning.fit import Fit
@@ -19,7 +19,7 @@ class RecoverableFit:
 
     _instep: "Fit"
 
-    def run(self: Any) -> None:
+    def run(self: Foreign) -> None:
         """Set up, train in a block, end."""
         self.setup_data()
         if self.skip:
@@ -36,36 +36,36 @@ class RecoverableFit:
         self.on_run_end()
 
     @property
-    def skip(self: Any) -> bool:
+    def skip(self: Foreign) -> bool:
         """Decided before the block."""
         return not self._instep.inside and bool(inherited(self).skip)
 
     @property
-    def done(self: Any) -> bool:
+    def done(self: Foreign) -> bool:
         """Not before the rest of a batch is done."""
         return not self._instep.midway and bool(inherited(self).done)
 
-    def setup_data(self: Any) -> None:
+    def setup_data(self: Foreign) -> None:
         """Before the block only."""
         if not self._instep.inside:
             inherited(self).setup_data()
 
-    def reset(self: Any) -> None:
+    def reset(self: Foreign) -> None:
         """Before the block only."""
         if not self._instep.inside:
             inherited(self).reset()
 
-    def on_run_start(self: Any) -> None:
+    def on_run_start(self: Foreign) -> None:
         """Before the block only."""
         if not self._instep.inside:
             inherited(self).on_run_start()
 
-    def on_run_end(self: Any) -> None:
+    def on_run_end(self: Foreign) -> None:
         """Behind the block only."""
         if not self._instep.inside:
             inherited(self).on_run_end()
 
-    def on_advance_start(self: Any) -> None:
+    def on_advance_start(self: Foreign) -> None:
         """The epoch has begun when the block is entered midway."""
         if not self._instep.midway:
             inherited(self).on_advance_start()
@@ -77,30 +77,30 @@ class RecoverableEpoch:
     _instep: "Fit"
 
     @property
-    def done(self: Any) -> bool:
+    def done(self: Foreign) -> bool:
         """Not before the rest of a batch is done."""
         return not self._instep.midway and bool(inherited(self).done)
 
-    def reset(self: Any) -> None:
+    def reset(self: Foreign) -> None:
         """Counters were set when the epoch began."""
         if not self._instep.midway:
             inherited(self).reset()
 
-    def on_run_start(self: Any, data_fetcher: Any) -> None:
+    def on_run_start(self: Foreign, data_fetcher: Foreign) -> None:
         """The iterator stands where it is."""
         if not self._instep.midway:
             inherited(self).on_run_start(data_fetcher)
             return
         data_fetcher._start_profiler, data_fetcher._stop_profiler = self._on_before_fetch, self._on_after_fetch
 
-    def advance(self: Any, data_fetcher: Any) -> None:
+    def advance(self: Foreign, data_fetcher: Foreign) -> None:
         """The rest of a batch, or a whole one."""
         if self._instep.midway:
             self._instep_rest()
         else:
             inherited(self).advance(data_fetcher)
 
-    def _instep_rest(self: Any) -> None:
+    def _instep_rest(self: Foreign) -> None:
         """What Lightning's ``advance`` does behind the optimizer step."""
         trainer, call = self.trainer, part(self.trainer, "trainer.call")
         outcome, batch = self._instep.resumed()
@@ -124,7 +124,7 @@ class RecoverableAutomatic:
     _instep: "Fit"
     _instep_batch: object = None
 
-    def run(self: Any, optimizer: object, batch_idx: int, kwargs: Mapping[str, object]) -> Any:
+    def run(self: Foreign, optimizer: object, batch_idx: int, kwargs: Mapping[str, object]) -> Foreign:
         """Remember the batch."""
         self._instep_batch = kwargs.get("batch")
         try:
@@ -132,7 +132,7 @@ class RecoverableAutomatic:
         finally:
             self._instep_batch = None
 
-    def _optimizer_step(self: Any, batch_idx: int, train_step_and_backward_closure: Any) -> None:
+    def _optimizer_step(self: Foreign, batch_idx: int, train_step_and_backward_closure: Foreign) -> None:
         closure = train_step_and_backward_closure
         with self._instep.step(lambda: {} if closure._result.loss is None else closure._result.asdict(), self._instep_batch):
             inherited(self)._optimizer_step(batch_idx, closure)
@@ -143,7 +143,7 @@ class RecoverableManual:
 
     _instep: "Fit"
 
-    def run(self: Any, kwargs: Mapping[str, object]) -> Any:
+    def run(self: Foreign, kwargs: Mapping[str, object]) -> Foreign:
         """Run the step, and commit what its optimizers did."""
         batch = kwargs.get("batch")
         outcome = inherited(self).run(kwargs)

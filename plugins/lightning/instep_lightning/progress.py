@@ -36,8 +36,8 @@ def load(trainer: "Trainer", tree: dict[str, object]) -> None:
             if isinstance(mine, base):
                 mine.load_state_dict(value)
             elif name == "_seen_batches_per_dataloader":
-                mine.clear()  # type: ignore[union-attr]
-                mine.update(value)  # type: ignore[union-attr]
+                mine.clear()
+                mine.update(value)
             else:
                 vars(loop)[name] = value
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from instep import codec
 from instep.errors import UsageError
 from instep_lightning import callbacks, data, progress, results
+from instep_lightning.flavour import Foreign
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -66,7 +67,7 @@ class Record:
             state["room"] = bytes(_BATCH_ROOM if self._wants else _ROOM)
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+    def load_state_dict(self, state: Mapping[str, Foreign], /) -> None:
         """Set everything back, on a survivor as on a replacement."""
         trainer: Any = self._trainer
         self.midway, self.position = state["midway"], state["position"]
@@ -97,7 +98,7 @@ class Record:
             if size > _BATCH_ROOM:
                 raise UsageError(
                     f"on_train_batch_end looks at its batch, and that is {size} bytes with what training_step returned: too much to record "
-                    f"at each step (at most {_BATCH_ROOM}). Return less, or move the work to a hook that takes no batch (on_before_zero_grad)"
+                    f"at each step (at most {_BATCH_ROOM}). Return less, or move the work to a hook without a batch (on_before_zero_grad)"
                 )
         return self._keeping
 

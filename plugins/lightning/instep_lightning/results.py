@@ -1,13 +1,13 @@
 """What ``self.log`` has collected, and metrics of torchmetrics: as trees that the codec knows, and back on another process."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from instep.errors import UsageError
-from instep_lightning.flavour import part
+from instep_lightning.flavour import Foreign, part
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -19,13 +19,13 @@ _VALUES = ("has_reset", "_update_count", "_computed", "_forward_cache")
 _METRIC = ("_update_count", "_computed", "_forward_cache")
 
 
-def dump(results: Any) -> dict[str, object]:
+def dump(results: Foreign) -> dict[str, object]:
     """A collection of results."""
     rows = [{"key": key, "meta": _meta(m.meta), "tensor": m.is_tensor, "state": _values(m)} for key, m in results.items()]
     return {"rows": rows, "batch_size": results.batch_size, "dataloader_idx": results.dataloader_idx}
 
 
-def load(trainer: "Trainer", results: Any, tree: Mapping[str, Any]) -> None:
+def load(trainer: "Trainer", results: Foreign, tree: Mapping[str, Foreign]) -> None:
     """Make the collection what was dumped; entries that another process had made are made here."""
     made = {row["key"]: _entry(trainer, results.get(row["key"]), row) for row in tree["rows"]}
     results.clear()
@@ -50,26 +50,26 @@ def load_metrics(trainer: "Trainer", tree: Mapping[str, Mapping[str, object]]) -
         metric._to_sync = metric.sync_on_compute
 
 
-def _metrics(trainer: "Trainer") -> dict[str, Any]:
+def _metrics(trainer: "Trainer") -> dict[str, Foreign]:
     kind = part(trainer, "trainer.connectors.logger_connector.result").Metric
     return {name: m for name, m in trainer.lightning_module.named_modules() if isinstance(m, kind)}
 
 
-def _meta(meta: Any) -> dict[str, object]:
+def _meta(meta: Foreign) -> dict[str, object]:
     if meta.sync._group is not None:
         raise UsageError(f"self.log({meta.name!r}, sync_dist_group=...): a process group cannot be recorded; reduce the value by hand")
     sync = {"should": meta.sync._should, "op": meta.sync._op, "rank_zero_only": meta.sync.rank_zero_only}
     return {**{key: getattr(meta, key) for key in _META}, "reduce_fx": meta.reduce_fx.__name__, "sync": sync}
 
 
-def _values(entry: Any) -> dict[str, object]:
+def _values(entry: Foreign) -> dict[str, object]:
     state = {key: getattr(entry, key, None) for key in _VALUES}
     if entry.is_tensor:
         state |= {key: getattr(entry, key) for key in ("value", "cumulated_batch_size") if hasattr(entry, key)}
     return {key: value.detach() if isinstance(value, Tensor) else value for key, value in state.items()}
 
 
-def _entry(trainer: "Trainer", entry: Any, row: Mapping[str, Any]) -> Any:
+def _entry(trainer: "Trainer", entry: Foreign, row: Mapping[str, Foreign]) -> Foreign:
     if entry is None:
         entry = _made(trainer, row["meta"], tensor=row["tensor"])
     for key, value in row["state"].items():
@@ -79,7 +79,7 @@ def _entry(trainer: "Trainer", entry: Any, row: Mapping[str, Any]) -> Any:
     return entry
 
 
-def _made(trainer: "Trainer", meta: Mapping[str, Any], *, tensor: bool) -> Any:
+def _made(trainer: "Trainer", meta: Mapping[str, Foreign], *, tensor: bool) -> Foreign:
     module = part(trainer, "trainer.connectors.logger_connector.result")
     sync = meta["sync"]
     made = module._Metadata(**{key: meta[key] for key in _META}, reduce_fx=getattr(torch, meta["reduce_fx"]))
@@ -92,4 +92,4 @@ def _made(trainer: "Trainer", meta: Mapping[str, Any], *, tensor: bool) -> Any:
 def _placed(trainer: "Trainer", value: object) -> object:
     if isinstance(value, list):
         return [_placed(trainer, each) for each in value]
-    return cast(Tensor, value).to(trainer.strategy.root_device, copy=True) if isinstance(value, Tensor) else value
+    return value.to(trainer.strategy.root_device, copy=True) if isinstance(value, Tensor) else value

@@ -4,7 +4,7 @@ Lightning hands forward and backward to the optimizer as a closure. A commit may
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from instep.errors import UsageError
 from instep_lightning.adopt import inherited
+from instep_lightning.flavour import Foreign
 
 if TYPE_CHECKING:
     from instep_lightning.fit import Fit
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class Averaging:
     """Any strategy under instep, whose process group is not called gloo: Lightning would leave the division to it, which gloo refuses."""
 
-    def reduce(self: Any, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+    def reduce(self: Foreign, tensor: Foreign, group: Foreign = None, reduce_op: Foreign = "mean") -> Foreign:
         """As Lightning does it for gloo: the sum, then a division that integers survive."""
         if not (isinstance(tensor, Tensor) and tensor.device.type == "cpu" and reduce_op in ("mean", "avg")):
             return inherited(self).reduce(tensor, group, reduce_op)
@@ -35,7 +36,9 @@ class RecoverableStrategy:
 
     _instep: "Fit"
 
-    def optimizer_step(self: Any, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+    def optimizer_step(
+        self: Foreign, optimizer: Optimizer, closure: Callable[[], Foreign], model: Foreign = None, **kwargs: Foreign
+    ) -> Foreign:
         """As the strategy's own, with a commit around the update; in manual optimization tentative until the batch is done."""
         fit, module = self._instep, model or self.lightning_module
         if not fit.inside:
@@ -45,7 +48,7 @@ class RecoverableStrategy:
             return inherited(self).optimizer_step(optimizer, closure, model, **kwargs)
         precision = self.precision_plugin
         if (scaler := getattr(precision, "scaler", None)) is not None:
-            return _scaled(fit, precision, scaler, optimizer, module, closure, kwargs)
+            return _scaled(fit, scaler, optimizer, precision=precision, module=module, closure=closure, kwargs=kwargs)
         with torch.enable_grad():
             result = precision._wrap_closure(module, optimizer, closure)
         fit.open()
@@ -53,8 +56,8 @@ class RecoverableStrategy:
 
 
 def _scaled(
-    fit: "Fit", precision: Any, scaler: Any, optimizer: Optimizer, module: Any, closure: Callable[[], Any], kwargs: dict[str, Any]
-) -> Any:
+    fit: "Fit", scaler: Foreign, optimizer: Optimizer, *, precision: Foreign, module: Foreign, closure: Foreign, kwargs: dict[str, Foreign]
+) -> Foreign:
     """``MixedPrecision.optimizer_step`` with the commit in it."""
     with torch.enable_grad():
         result = closure()
@@ -70,11 +73,11 @@ def _scaled(
     return output
 
 
-def _once(result: Any, optimizer: Optimizer) -> Callable[[], Any]:
+def _once(result: Foreign, optimizer: Optimizer) -> Callable[[], Foreign]:
     """Stands in for a closure that has run."""
     calls = iter((result,))
 
-    def again() -> Any:
+    def again() -> Foreign:
         for known in calls:
             return known
         raise UsageError(f"{type(optimizer).__qualname__} runs its closure more than once in a step, which cannot be committed")

@@ -28,7 +28,7 @@ def check(trainer: "Trainer") -> None:
     if type(strategy).__name__ == "FSDPStrategy":
         raise UsageError(
             "FSDPStrategy flattens parameters and keeps its communication out of reach, so a step of it cannot be taken back; use "
-            "ModelParallelStrategy with fully_shard (FSDP2) in configure_model, on a two-dimensional mesh where each shard is to have a replica"
+            "ModelParallelStrategy with fully_shard (FSDP2) in configure_model, on a two-dimensional mesh if each shard is to have a replica"
         )
     if not _is(strategy, _STRATEGIES):
         raise UsageError(f"{type(strategy).__name__} is not supported: use DDPStrategy or ModelParallelStrategy (FSDP2)")
@@ -43,7 +43,7 @@ def check(trainer: "Trainer") -> None:
             if cls.__name__ in _CALLBACKS and cls.__module__.startswith(root(trainer)):
                 raise UsageError(f"the callback {type(callback).__name__} is not supported: {_CALLBACKS[cls.__name__]}")
     if trainer.reload_dataloaders_every_n_epochs:
-        raise UsageError("reload_dataloaders_every_n_epochs makes loaders while training runs, which a replacement would not have; leave it out")
+        raise UsageError("reload_dataloaders_every_n_epochs makes loaders while training runs, which no replacement has; leave it out")
 
 
 def check_built(trainer: "Trainer") -> None:

@@ -57,7 +57,9 @@ class OptimizerCopy:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._parameters = [(p, p.detach().clone()) for p in _parameters(optimizer)]
-        self._state = {p: {key: _copy(value) for key, value in optimizer.state[p].items()} for p, _ in self._parameters if p in optimizer.state}
+        self._state = {
+            p: {key: _copy(value) for key, value in optimizer.state[p].items()} for p, _ in self._parameters if p in optimizer.state
+        }
 
     @torch.no_grad()
     def back(self) -> None:

@@ -23,8 +23,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
 
 
 @pytest.fixture(scope="session")
-def runs(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[object]":
+def runs(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> object:
     """Runs of the test job."""
     from light_harness import Runs
 
-    yield Runs(tmp_path_factory.mktemp("runs"), jobs)
+    return Runs(tmp_path_factory.mktemp("runs"), jobs)

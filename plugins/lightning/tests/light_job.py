@@ -98,7 +98,7 @@ class Net(LightningModule):
         return {"loss": loss, "twice": 2 * loss.detach()}
 
     def by_hand(self, batch: Any) -> Any:
-        first, second = self.optimizers()  # type: ignore[misc, union-attr]
+        first, second = self.optimizers()
         loss = self.loss(batch)
         first.zero_grad()
         second.zero_grad()
@@ -106,8 +106,8 @@ class Net(LightningModule):
         first.step()
         point("between_optimizers")
         second.step()
-        for scheduler in self.lr_schedulers():  # type: ignore[union-attr]
-            scheduler.step()  # type: ignore[call-arg, union-attr]
+        for scheduler in self.lr_schedulers():
+            scheduler.step()
         self.log("loss", loss, sync_dist=True)
         return {"loss": loss.detach()}
 

@@ -8,7 +8,6 @@ from instep.testing.faults import Faults
 pytestmark = pytest.mark.timeout(180)  # real jobs on a busy machine
 
 
-
 def test_ddp(runs: Runs) -> None:
     """24 steps of 3 epochs, validated twice in each: a fault in every part of them, and at the last batch."""
     faults = (
@@ -52,8 +51,9 @@ def test_manual_optimization(runs: Runs) -> None:
 
 def test_accumulation_scaler_and_a_schedule_that_follows_a_metric(runs: Runs) -> None:
     faults = (
-        Faults().kill(rank=1).at(step=1, mark="training_step").kill(rank=0).at(step=4, mark="epoch_end").raises(rank=2).at(step=4, mark="epoch_start")
-        .kill(rank=2).at(step=6, mark="in_backward").kill(rank=1).at(step=8, mark="epoch_start").kill(rank=0).at(step=9, phase="after")
+        Faults().kill(rank=1).at(step=1, mark="training_step").kill(rank=0).at(step=4, mark="epoch_end")
+        .raises(rank=2).at(step=4, mark="epoch_start").kill(rank=2).at(step=6, mark="in_backward")
+        .kill(rank=1).at(step=8, mark="epoch_start").kill(rank=0).at(step=9, phase="after")
     )  # fmt: skip
     runs.check(faults, "--mode", "plateau", "--accumulate", "2", "--scaled")
 
