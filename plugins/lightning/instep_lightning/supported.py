@@ -27,8 +27,8 @@ def check(trainer: "Trainer") -> None:
     strategy, precision = trainer.strategy, trainer.precision_plugin
     if type(strategy).__name__ == "FSDPStrategy":
         raise UsageError(
-            "FSDPStrategy flattens parameters and keeps its communication out of reach, so a step of it cannot be taken back; use "
-            "ModelParallelStrategy with fully_shard (FSDP2) in configure_model, on a two-dimensional mesh if each shard is to have a replica"
+            "FSDPStrategy flattens parameters and keeps its communication out of reach: a step cannot be taken back; use "
+            "ModelParallelStrategy with fully_shard (FSDP2) in configure_model, on a two-dimensional mesh if each shard is to have replicas"
         )
     if not _is(strategy, _STRATEGIES):
         raise UsageError(f"{type(strategy).__name__} is not supported: use DDPStrategy or ModelParallelStrategy (FSDP2)")
