@@ -24,7 +24,7 @@ class MyRestore(instep.Plugin):
     HOOK_API: ClassVar[int] = 1
 
     directory: str = Field(description="a directory on local NVMe that all ranks of the machine see")
-    keep: bool = Field(default=True, description="whether the newest copies stay behind the job")
+    keep_copies: bool = Field(default=True, description="whether the newest copies stay behind the job")
     most: int = Field(default=64, ge=1, description="replacements that may read from the disk at once; with more, the next rung is quicker")
 
     _job: str = PrivateAttr(default="")
@@ -72,7 +72,7 @@ class MyRestore(instep.Plugin):
     @instep.hookimpl
     def close(self) -> None:
         """Leave the copies, or take them away."""
-        if not self.keep:
+        if not self.keep_copies:
             for path in self._copies:
                 path.unlink(missing_ok=True)
 
