@@ -62,9 +62,9 @@ class StateReplica(Plugin):
         """Save a checkpoint when it is time to."""
         self._checkpoints.committed(step)
 
-    @hookimpl
+    @hookimpl(trylast=True)
     def plan(self, votes: Sequence[Vote]) -> Plan | Unrecoverable | None:
-        """Core's plan, or the newest checkpoint if there is none."""
+        """Core's plan, or the newest checkpoint if there is none. Other plugins decide first."""
         return decide(votes, self.checkpoint, plugin=NAME)
 
     @hookimpl
