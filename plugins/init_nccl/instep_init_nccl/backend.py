@@ -48,7 +48,7 @@ class NcclCommunicator:
         return self.aborted.is_set
 
 
-def options(given: object, *, seconds: float, ranks: Sequence[int], name: str) -> Any:
+def options(given: object, *, seconds: float, ranks: Sequence[int], name: str) -> "dist.ProcessGroupNCCL.Options":
     """Fresh options for one communicator: ``given`` is what the script passed for the group, if anything, with a timeout of its own."""
     out: Any = dist.ProcessGroupNCCL.Options()
     out._timeout = timedelta(seconds=seconds)
@@ -63,7 +63,9 @@ def options(given: object, *, seconds: float, ranks: Sequence[int], name: str) -
     return out
 
 
-def make(store: BookStore, *, rank: int, size: int, device: torch.device, chosen: Any, label: str) -> NcclCommunicator:
+def make(
+    store: BookStore, *, rank: int, size: int, device: torch.device, chosen: "dist.ProcessGroupNCCL.Options", label: str
+) -> NcclCommunicator:
     """The group, with a backend that has no communicator yet."""
     backend = dist.ProcessGroupNCCL(store, rank, size, chosen)
     outer = dist.ProcessGroup(HashStore(), rank, size)

@@ -125,11 +125,12 @@ def test_a_graph_with_collectives_is_refused_once_its_communicators_are_gone() -
     watching.swapped(0, [backend])
     with_collective, without = capture(Graph(), backend), capture(Graph())
     assert with_collective.replay() == without.replay() == "replayed"
-    watching.swapped(1, [Backend("world")])
+    second = Backend("world")
+    watching.swapped(1, [second])
     assert without.replay() == "replayed"
     with pytest.raises(UsageError, match=r"captured NCCL collectives in incarnation 0, .* gone \(now 1\): capture it inside the block"):
         with_collective.replay()
-    again = capture(with_collective, watching._live[0])
+    again = capture(with_collective, second)
     assert again.replay() == "replayed"
     watching.close()
     assert Graph.replay is stock
