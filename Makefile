@@ -46,7 +46,7 @@ test-nccl: $(READY)  ## test against NCCL 2.27.5 and the newest release, which a
 	$(BIN)/python -m pytest plugins/init_nccl/tests/test_roots.py plugins/init_nccl/tests/test_store.py $(ARGS)
 
 test-gpu:  ## run what needs a GPU, with the python of an environment that has a CUDA build of torch: PYTHON_GPU=...
-	$(PYTHON_GPU) -m pytest -m gpu plugins/init_nccl/tests $(ARGS)
+	$(PYTHON_GPU) -m pytest -m gpu plugins/init_nccl/tests plugins/lightning/tests $(ARGS)
 
 # An environment of its own, so that it can be another version of Megatron, with what that one needs: MEGATRON=megatron-core==0.15.3.
 $(MEGATRON_VENV)/.ready: pyproject.toml $(PROJECTS) Makefile

@@ -151,10 +151,18 @@ class RecoverableManual:
         return outcome
 
 
+class Notified:
+    """``_signal_connector``: Lightning's handler of SIGTERM talks to all ranks wherever it strikes; `instep run` tells each rank itself."""
+
+    def _sigterm_notifier_fn(self: Foreign, *_: object) -> None:
+        self.received_sigterm = True
+
+
 LOOPS: Mapping[str, Mapping[str, object]] = {
+    "_signal_connector": members(Notified),
     "fit_loop": members(RecoverableFit),
     "fit_loop.epoch_loop": members(RecoverableEpoch),
     "fit_loop.epoch_loop.automatic_optimization": members(RecoverableAutomatic),
     "fit_loop.epoch_loop.manual_optimization": members(RecoverableManual),
 }
-"""What each loop of a trainer gets, by its path."""
+"""What each loop of a trainer gets, and its handler of signals, by their paths."""

@@ -28,3 +28,12 @@ def runs(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> object:
     from light_harness import Runs
 
     return Runs(tmp_path_factory.mktemp("runs"), jobs)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What needs a GPU runs with ``-m gpu`` only."""
+    if "gpu" not in str(config.getoption("-m")):
+        left_out = [item for item in items if item.get_closest_marker("gpu")]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]

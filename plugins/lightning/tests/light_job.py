@@ -5,6 +5,8 @@ import hashlib
 import json
 import random
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,19 @@ class Net(LightningModule):
         return [optimizer], [{"scheduler": each, "interval": "step"}, {"scheduler": epochs, "interval": "epoch"}]
 
 
+class Waiting(Callback):
+    """Saving goes on beside the training, which takes no time here."""
+
+    def __init__(self, there: Callable[[], bool]) -> None:
+        self.there = there
+
+    def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
+        deadline = time.monotonic() + 60
+        while trainer.current_epoch == 2 and not self.there():
+            assert time.monotonic() < deadline, "no checkpoint is complete"
+            time.sleep(0.01)
+
+
 def loaders() -> tuple[DataLoader[Any], DataLoader[Any]]:
     random_numbers = torch.Generator().manual_seed(5)
     x = torch.randn(ROWS + 60, 8, generator=random_numbers)
@@ -192,12 +207,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--scaled", action="store_true", help="half precision with a gradient scaler")
+    parser.add_argument("--saved", action="store_true", help="wait in the middle of the run until a checkpoint of instep is complete")
     parser.add_argument("--plain", action="store_true", help="without the callback")
     return parser.parse_args()
 
 
 def made(args: argparse.Namespace, counting: Counting, **more: Any) -> Trainer:
-    mine = [] if args.plain else [InstepCallback()]
+    mine: list[Callback] = [] if args.plain else [InstepCallback()]
+    if args.saved:
+        from instep_state_replica.checkpoint_files import usable
+
+        mine.append(Waiting(lambda: any(usable(args.out / "saved", args.ranks, []))))
     saving = ModelCheckpoint(dirpath=args.out / "checkpoints", monitor="held_out", save_top_k=2, every_n_epochs=1)
     automatic: dict[str, Any] = {} if args.mode == "manual" else {"accumulate_grad_batches": args.accumulate, "gradient_clip_val": 1.0}
     options: dict[str, Any] = {

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from light_job import Counting, Net, loaders
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch import callbacks as theirs
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.plugins.precision import Precision
 
 from instep.errors import UsageError
@@ -65,9 +66,16 @@ def refusals() -> None:
     refused("spawn", strategy="ddp_spawn")
     refused("precision", strategy="auto", ranks=1, plugins=[Other()])
     refused("swa", callbacks=[StochasticWeightAveraging(1e-2)])
-    refused("average", callbacks=[WeightAveraging()])
+    if hasattr(theirs, "WeightAveraging"):  # Lightning 2.6
+        print("THERE average", flush=True)
+        refused("average", callbacks=[theirs.WeightAveraging()])
     refused("reload", reload_dataloaders_every_n_epochs=1)
     refused("hook", strategy=_hooked())
+
+
+def fsdp() -> None:
+    """Lightning itself refuses it without a GPU."""
+    refused("fsdp", accelerator="gpu", strategy="fsdp", ranks=1)
 
 
 def _hooked() -> Any:

@@ -67,6 +67,15 @@ def test_fully_shard(runs: Runs) -> None:
     runs.check(faults, "--mode", "fsdp", "--epochs", "1", ranks=4)
 
 
+def test_all_ranks_lost(runs: Runs) -> None:
+    """Nobody holds anything any more: the run goes on from a checkpoint of `state_replica`, and tells its steps once."""
+    pytest.importorskip("safetensors")
+    faults = Faults()
+    for rank in range(3):
+        faults.kill(rank=rank).at(step=20, mark="training_step")
+    runs.check(faults, "--saved", scope="checkpoint")
+
+
 def test_the_callback_changes_nothing(runs: Runs) -> None:
     """Without the callback Lightning trains the same parameters, bit for bit."""
     plain = runs.run("--plain")

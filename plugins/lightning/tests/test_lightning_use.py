@@ -36,7 +36,6 @@ def alone() -> str:
         ("spawn", "use strategy='ddp'"),
         ("precision", "Other is not supported: use 32"),
         ("swa", "StochasticWeightAveraging is not supported: it changes parameters outside"),
-        ("average", "WeightAveraging is not supported"),
         ("reload", "reload_dataloaders_every_n_epochs"),
         ("hook", "communication hook"),
     ],
@@ -45,6 +44,17 @@ def test_refused(alone: str, what: str, says: str) -> None:
     (line,) = [line for line in alone.splitlines() if line.startswith(f"REFUSED {what}: ")]
 
     assert says in line
+
+
+@pytest.mark.gpu
+def test_fully_sharded_data_parallel_is_refused() -> None:
+    done = subprocess.run([sys.executable, USE, "fsdp"], capture_output=True, text=True, timeout=150, check=True)
+
+    assert "REFUSED fsdp: FSDPStrategy flattens parameters" in done.stdout
+
+
+def test_weight_averaging_is_refused_where_there_is_one(alone: str) -> None:
+    assert ("THERE average" in alone) == ("REFUSED average: the callback WeightAveraging is not supported" in alone)
 
 
 def test_without_instep_run(alone: str) -> None:
