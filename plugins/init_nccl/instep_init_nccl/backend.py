@@ -60,7 +60,8 @@ def options(given: object, *, seconds: float, ranks: Sequence[int], name: str) -
     for field, value in (("global_ranks_in_group", list(ranks)), ("group_name", name)):
         if hasattr(out, field):
             setattr(out, field, value)
-    return out
+    chosen: dist.ProcessGroupNCCL.Options = out
+    return chosen
 
 
 def make(

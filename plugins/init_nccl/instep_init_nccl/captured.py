@@ -6,7 +6,7 @@ until it is registered again, so there is a warning. The wrapper is a context ma
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from instep.errors import UsageError
 
@@ -14,18 +14,12 @@ log = logging.getLogger(__name__)
 _STAMP = "_instep_incarnation"
 
 
-class Counting(Protocol):
-    """A backend that numbers its collectives."""
-
-    def _get_sequence_number_for_group(self) -> int: ...
-
-
 class Captured:
     """Watches the captures of ``graph`` (torch.cuda.CUDAGraph) and the registrations of ``backend`` (ProcessGroupNCCL)."""
 
     def __init__(self, graph: Any, backend: Any) -> None:
         self._graph, self._backend = graph, backend
-        self._live: list[Counting] = []
+        self._live: list[Any] = []
         self._incarnation = 0
         self._pools: list[tuple[int, str]] = []
         self._stock: dict[tuple[Any, str], Any] = {}
@@ -40,7 +34,7 @@ class Captured:
             setattr(owner, name, method)
         self._stock.clear()
 
-    def swapped(self, incarnation: int, live: Sequence[Counting]) -> None:
+    def swapped(self, incarnation: int, live: Sequence[object]) -> None:
         """The communicators of an incarnation are ``live``; those before it are gone."""
         gone = sorted({label for number, label in self._pools if number < incarnation})
         if gone:
