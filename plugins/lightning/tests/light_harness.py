@@ -29,7 +29,7 @@ class Ended:
     run: JobRun
     finals: list[dict[str, object]]
     logged: list[dict[str, str]]
-    saved: list[str]
+    saved: list[Path]
 
 
 class Runs:
@@ -49,7 +49,7 @@ class Runs:
         finals = [json.loads(p.read_text()) if (p := out / f"final-{r}.json").exists() else {} for r in range(ranks)]
         log = out / "log" / "metrics.csv"
         logged = list(csv.DictReader(log.read_text().splitlines())) if log.exists() else []
-        return Ended(run, finals, logged, sorted(p.name for p in (out / "checkpoints").glob("*")))
+        return Ended(run, finals, logged, sorted((out / "checkpoints").glob("*")))
 
     def clean(self, *args: str, ranks: int = 3) -> Ended:
         """The run without faults."""

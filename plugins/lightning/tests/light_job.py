@@ -208,6 +208,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--scaled", action="store_true", help="half precision with a gradient scaler")
     parser.add_argument("--saved", action="store_true", help="wait in the middle of the run until a checkpoint of instep is complete")
+    parser.add_argument("--resume", help="a checkpoint of ModelCheckpoint to go on from")
     parser.add_argument("--plain", action="store_true", help="without the callback")
     return parser.parse_args()
 
@@ -242,7 +243,7 @@ def main() -> None:
     seed_everything(3, verbose=False)
     counting, net = Counting(), Net(args)
     trainer = made(args, counting)
-    trainer.fit(net, *loaders())
+    trainer.fit(net, *loaders(), ckpt_path=args.resume)
     (args.out / f"final-{trainer.global_rank}.json").write_text(json.dumps(final(trainer, net, counting)))
 
 

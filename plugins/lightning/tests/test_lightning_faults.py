@@ -76,6 +76,15 @@ def test_all_ranks_lost(runs: Runs) -> None:
     runs.check(faults, "--saved", scope="checkpoint")
 
 
+def test_from_a_checkpoint_of_lightning(runs: Runs) -> None:
+    """A run that goes on from what ModelCheckpoint saved at the end of an epoch, as at a restart of the whole job."""
+    (saved,) = [path for path in runs.clean("--epochs", "2").saved if path.name == "epoch=1-step=16.ckpt"]
+    faults = (
+        Faults().kill(rank=0).at(step=0, mark="in_backward").kill(rank=1).at(step=4, mark="validation").kill(rank=2).at(step=7, phase="body")
+    )  # fmt: skip
+    runs.check(faults, "--resume", str(saved))
+
+
 def test_the_callback_changes_nothing(runs: Runs) -> None:
     """Without the callback Lightning trains the same parameters, bit for bit."""
     plain = runs.run("--plain")
