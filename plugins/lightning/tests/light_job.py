@@ -150,12 +150,12 @@ class Waiting(Callback):
             time.sleep(0.01)
 
 
-def loaders() -> tuple[DataLoader[Any], DataLoader[Any]]:
+def loaders(workers: int = 0) -> tuple[DataLoader[Any], DataLoader[Any]]:
     random_numbers = torch.Generator().manual_seed(5)
     x = torch.randn(ROWS + 60, 8, generator=random_numbers)
     data = TensorDataset(x, x[:, :4].argmax(dim=1))
     training, held_out = torch.utils.data.Subset(data, range(ROWS)), torch.utils.data.Subset(data, range(ROWS, ROWS + 60))
-    return DataLoader(training, batch_size=10, shuffle=True), DataLoader(held_out, batch_size=10)
+    return DataLoader(training, batch_size=10, shuffle=True, num_workers=workers), DataLoader(held_out, batch_size=10)
 
 
 def digest(tree: object) -> str:
@@ -208,6 +208,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--scaled", action="store_true", help="half precision with a gradient scaler")
     parser.add_argument("--saved", action="store_true", help="wait in the middle of the run until a checkpoint of instep is complete")
+    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--resume", help="a checkpoint of ModelCheckpoint to go on from")
     parser.add_argument("--plain", action="store_true", help="without the callback")
     return parser.parse_args()
@@ -243,7 +244,7 @@ def main() -> None:
     seed_everything(3, verbose=False)
     counting, net = Counting(), Net(args)
     trainer = made(args, counting)
-    trainer.fit(net, *loaders(), ckpt_path=args.resume)
+    trainer.fit(net, *loaders(args.workers), ckpt_path=args.resume)
     (args.out / f"final-{trainer.global_rank}.json").write_text(json.dumps(final(trainer, net, counting)))
 
 

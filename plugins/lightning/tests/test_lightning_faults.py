@@ -50,12 +50,13 @@ def test_manual_optimization(runs: Runs) -> None:
 
 
 def test_accumulation_scaler_and_a_schedule_that_follows_a_metric(runs: Runs) -> None:
+    """And with processes that load the data."""
     faults = (
         Faults().kill(rank=1).at(step=1, mark="training_step").kill(rank=0).at(step=4, mark="epoch_end")
         .raises(rank=2).at(step=4, mark="epoch_start").kill(rank=2).at(step=6, mark="in_backward")
         .kill(rank=1).at(step=8, mark="epoch_start").kill(rank=0).at(step=9, phase="after")
     )  # fmt: skip
-    runs.check(faults, "--mode", "plateau", "--accumulate", "2", "--scaled")
+    runs.check(faults, "--mode", "plateau", "--accumulate", "2", "--scaled", "--workers", "1")
 
 
 def test_fully_shard(runs: Runs) -> None:
@@ -80,7 +81,8 @@ def test_from_a_checkpoint_of_lightning(runs: Runs) -> None:
     """A run that goes on from what ModelCheckpoint saved at the end of an epoch, as at a restart of the whole job."""
     (saved,) = [path for path in runs.clean("--epochs", "2").saved if path.name == "epoch=1-step=16.ckpt"]
     faults = (
-        Faults().kill(rank=0).at(step=0, mark="in_backward").kill(rank=1).at(step=4, mark="validation").kill(rank=2).at(step=7, phase="body")
+        Faults().kill(rank=0).at(step=0, mark="in_backward").kill(rank=1).at(step=4, mark="validation")
+        .kill(rank=2).at(step=7, phase="body")
     )  # fmt: skip
     runs.check(faults, "--resume", str(saved))
 
