@@ -27,6 +27,7 @@ from torch.utils.data.distributed import DistributedSampler
 from instep import codec
 from instep.errors import Interrupted, UsageError
 from instep.torch.loaders import Cursor, adopt
+from instep.torch.passes import PassCursor
 
 Loader = Any
 """A loader, with what adoption adds to it."""
@@ -256,6 +257,21 @@ def test_an_iterator_made_outside_the_block_survives() -> None:
     run.recover(replaced=False)
     assert [b.numpy().tobytes() for b in steps] == expected[1:]
     assert next(steps, None) is None
+
+
+def test_a_further_iterator_of_the_present_pass() -> None:
+    """For frameworks: it goes on with the pass after a recovery, and the next `iter` is the next pass."""
+    loader = batches(range(9))
+    cursor = adopted(loader)
+    assert isinstance(cursor, PassCursor)
+    next(iter(loader))
+    recorded = cursor.state()
+    cursor.load(recorded)
+    assert [torch.as_tensor(batch).tolist() for batch in cursor.again()] == [[3, 4, 5], [6, 7, 8]]
+    cursor.load(recorded)
+    rest = cursor.again()
+    next(rest)
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
 
 def test_a_replaced_iterator_must_not_be_used() -> None:

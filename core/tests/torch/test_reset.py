@@ -54,6 +54,18 @@ def test_weights_cast_in_a_cut_step_are_not_used_again() -> None:
     assert outputs[1] > outputs[0] + 100
 
 
+def test_what_can_take_a_step_back_is_asked_to() -> None:
+    class Counting:
+        value = 5
+
+        def undo_step(self) -> None:
+            self.value = 3
+
+    counting = Counting()
+    reset.clean([counting], Modes.capture())
+    assert counting.value == 3
+
+
 def test_gradients_and_scaler_stages_are_dropped() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
