@@ -56,16 +56,16 @@ def _mutation(title: str, owner: object, name: str, *changes: tuple[str, str]) -
 
 
 MUTATIONS = (
-    _mutation("commit without its barrier", commit.Commit, "__enter__", ("not barrier(s, done=False)", "False")),
+    _mutation("commit without its barrier", commit.Commit, "_open", ("not barrier(s, done=False)", "False")),
     _mutation(
         "private state recorded behind the barrier",
         commit.Commit,
-        "__enter__",
+        "_open",
         ("s.state.private.write(s.step + 1)", "pass"),
         ("self._inside = s.gate.body = True", "s.state.private.write(s.step + 1); self._inside = s.gate.body = True"),
     ),
     _mutation("rolls forward whatever the plan", commit.Commit, "_may_roll_forward", ("is Role.ROLL_FORWARD", "is not None")),
-    _mutation("a commit body leaves no mark", commit.Commit, "__enter__", ("s.standing.status = Status.TORN", "pass")),
+    _mutation("a commit body leaves no mark", commit.Commit, "_open", ("s.standing.status = Status.TORN", "pass")),
     _mutation(
         "a torn rank counts as one that holds its step",
         plan,

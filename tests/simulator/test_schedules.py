@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from instep.commit import Commit
-from instep.testing.simulator import Outcome, Schedule, Trouble, Violation, World, drawn, quiet
+from instep.testing.simulator import Outcome, Schedule, Trouble, Violation, World, drawn, model, quiet
 from instep.testing.simulator.campaign import campaign
 from instep.testing.simulator.model import Reference
 from tests.simulator.mutations import Mutation
@@ -107,7 +107,9 @@ def test_no_record_is_overwritten_that_a_cut_rank_may_need() -> None:
     ahead_of_a_cut_rank()
 
 
-def test_without_waiting_for_those_behind_one_is_overwritten() -> None:
+def test_without_waiting_for_those_behind_one_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two slots; the third one is for going back a step to copies, and would hide it."""
+    monkeypatch.setattr(model, "SLOTS", 2)
     careless = Mutation("waits for nobody", Commit, "_follow", (("s.world_size == 1 or", "True or"),))
     with careless.planted(), pytest.raises(Violation):
         ahead_of_a_cut_rank()

@@ -11,8 +11,8 @@ from instep.testing import Jobs, Script
 @pytest.mark.parametrize(
     ("settings", "part"),
     [
-        ({"plugins.state_replica": {"chunk_bytez": 1}}, "[plugins.state_replica]"),
-        ({"plugins.state_replica": {"chunk_bytes": 1}}, "greater than or equal to 4096"),
+        ({"plugins.init_gloo": {"threadz": 1}}, "[plugins.init_gloo]"),
+        ({"plugins.init_gloo": {"threads": 0}}, "greater than or equal to 1"),
     ],
 )
 def test_wrong_settings_of_a_plugin_that_only_ranks_load(job: Jobs, tmp_path: Path, settings: dict[str, object], part: str) -> None:

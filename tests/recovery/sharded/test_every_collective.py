@@ -24,6 +24,7 @@ def test_victims_in_turn(job: Jobs) -> None:
         check(job, HSDP, faults, steps=STEPS)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_victims_in_turn_of_six(job: Jobs) -> None:
     """Every third place, on a mesh whose rows are longer than its columns."""

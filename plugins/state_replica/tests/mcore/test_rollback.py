@@ -12,7 +12,9 @@ AT = 6
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("layout", [TWINS, Layout("tp2-dp2", ("--tp", "2", "--instances", "2"))], ids=str)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(TWINS, marks=pytest.mark.full), Layout("tp2-dp2", ("--tp", "2", "--instances", "2"))], ids=str
+)
 def test_both_twins_are_lost_and_the_rest_is_that_of_the_run_without_faults(layout: Layout, jobs: Jobs, tmp_path: Path) -> None:
     clean = jobs.clean(layout.script(STEPS), SETTINGS)
     twins = (1, 3)
