@@ -1,4 +1,4 @@
-"""Comparing shard groups over the world: every rank tells the digests of its groups, and every rank knows who differs.
+"""Comparing shard groups over the world: every rank tells a word about each of its groups, and every rank knows who differs.
 
 ``gather`` is a world all-gather of byte strings of equal length; all ranks must call these functions together.
 """
@@ -12,7 +12,7 @@ from instep.errors import UsageError
 
 Gather = Callable[[bytes], Sequence[bytes]]
 _COUNT = struct.Struct("<I")
-_ROW = struct.Struct("<QQ")
+_KEY = struct.Struct("<Q")
 _NAME = 200
 """Bytes of a name that are told to other ranks."""
 
@@ -22,19 +22,26 @@ def key(name: str) -> int:
     return int(xxhash.xxh3_64_intdigest(name.encode()))
 
 
-def table(gather: Gather, digests: Mapping[int, int]) -> dict[int, dict[int, int]]:
-    """For each key that any rank has: the ranks that have it, with their digests. ``digests``: this rank's own, by key."""
-    most = max(_COUNT.unpack(count)[0] for count in gather(_COUNT.pack(len(digests))))
-    own = b"".join(_ROW.pack(k, d) for k, d in digests.items())
-    out: dict[int, dict[int, int]] = {}
-    for rank, row in enumerate(gather(_COUNT.pack(len(digests)) + own.ljust(most * _ROW.size, b"\0"))):
-        for i in range(_COUNT.unpack_from(row)[0]):
-            k, d = _ROW.unpack_from(row, _COUNT.size + i * _ROW.size)
-            out.setdefault(k, {})[rank] = d
+def table(gather: Gather, words: Mapping[int, bytes], *, size: int) -> dict[int, dict[int, bytes]]:
+    """For each key that any rank has: the ranks that have it, with their words of ``size`` bytes. ``words``: this rank's own, by key.
+
+    One ``gather``, or two if some rank has several keys.
+    """
+    own, row = [_KEY.pack(k) + word for k, word in words.items()], _KEY.size + size
+    first = gather(_COUNT.pack(len(own)) + b"".join(own[:1]).ljust(row, b"\0"))
+    counts = [int(_COUNT.unpack_from(data)[0]) for data in first]
+    said = [bytes(data[_COUNT.size :]) for data in first]
+    if (most := max(counts)) > 1:
+        more = gather(b"".join(own[1:]).ljust((most - 1) * row, b"\0"))
+        said = [one + bytes(rest) for one, rest in zip(said, more, strict=True)]
+    out: dict[int, dict[int, bytes]] = {}
+    for rank, (count, data) in enumerate(zip(counts, said, strict=True)):
+        for at in range(0, count * row, row):
+            out.setdefault(_KEY.unpack_from(data, at)[0], {})[rank] = data[at + _KEY.size : at + row]
     return out
 
 
-def differing(rows: Mapping[int, Mapping[int, int]]) -> dict[int, tuple[int, ...]]:
+def differing(rows: Mapping[int, Mapping[int, bytes]]) -> dict[int, tuple[int, ...]]:
     """Keys whose ranks do not agree, with these ranks."""
     return {k: tuple(sorted(d)) for k, d in sorted(rows.items()) if len(set(d.values())) > 1}
 

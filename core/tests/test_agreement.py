@@ -37,15 +37,28 @@ def together(size: int, run: Callable[[int, Gather], object]) -> list[object]:
 
 
 def test_every_rank_knows_every_group() -> None:
-    groups: list[dict[int, int]] = [{1: 10, 2: 20}, {1: 10, 3: 30}, {1: 10}, {1: 11, 2: 20, 3: 31}]
-    said = together(4, lambda rank, gather: agreement.table(gather, groups[rank]))
-    expected = {1: {0: 10, 1: 10, 2: 10, 3: 11}, 2: {0: 20, 3: 20}, 3: {1: 30, 3: 31}}
+    groups: list[dict[int, bytes]] = [{1: b"ab", 2: b"cd"}, {1: b"ab", 3: b"ef"}, {1: b"ab"}, {1: b"xx", 2: b"cd", 3: b"yy"}]
+    said = together(4, lambda rank, gather: agreement.table(gather, groups[rank], size=2))
+    expected = {1: {0: b"ab", 1: b"ab", 2: b"ab", 3: b"xx"}, 2: {0: b"cd", 3: b"cd"}, 3: {1: b"ef", 3: b"yy"}}
     assert said == [expected] * 4
     assert agreement.differing(expected) == {1: (0, 1, 2, 3), 3: (1, 3)}
 
 
 def test_no_groups_at_all() -> None:
-    assert together(2, lambda _, gather: agreement.table(gather, {})) == [{}, {}]
+    assert together(2, lambda _, gather: agreement.table(gather, {}, size=8)) == [{}, {}]
+
+
+def test_one_group_each_is_one_gather() -> None:
+    def run(rank: int, gather: Gather) -> object:
+        calls: list[bytes] = []
+
+        def counted(data: bytes) -> Sequence[bytes]:
+            calls.append(data)
+            return gather(data)
+
+        return agreement.table(counted, {1: bytes([rank])}, size=1), len(calls)
+
+    assert together(3, run) == [({1: {0: b"\0", 1: b"\1", 2: b"\2"}}, 1)] * 3
 
 
 @pytest.mark.parametrize(

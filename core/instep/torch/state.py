@@ -77,7 +77,7 @@ class RankState:
     def agree(self, gather: Callable[[bytes], Sequence[bytes]]) -> None:
         """Prove that all ranks of a shard group start from equal state. Raises ``UsageError`` naming the first difference."""
         shares = {agreement.key(share.name): share for share in self.shared.shares()}
-        rows = agreement.table(gather, {key: share.digest() for key, share in shares.items()})
+        rows = agreement.table(gather, {key: share.digest().to_bytes(8, "little") for key, share in shares.items()}, size=8)
         for key, share in shares.items():
             if tuple(sorted(rows[key])) != share.replicas:
                 raise UsageError(

@@ -5,8 +5,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import xxhash
-
+from instep.agreement import key
 from instep.errors import InstepError
 from instep.hooks import Recovery, SharedState
 from instep_state_replica import wire
@@ -22,11 +21,6 @@ Talk = Callable[[socket.socket, int], Steps]
 
 _LENGTH = 8
 _SCHEMA_LIMIT = 1 << 30
-
-
-def key(name: str) -> int:
-    """A shard group's number on the wire: 64 bits of its name."""
-    return int(xxhash.xxh3_64_intdigest(name.encode()))
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,13 @@ import struct
 from collections import defaultdict
 from collections.abc import Sequence
 
+from instep.agreement import key, table
 from instep.errors import InstepError
 from instep.hooks import Recovery
 from instep.model import Role
-from instep_state_replica.exchange import key
 
-_COUNT = struct.Struct("<I")
-_ROW = struct.Struct("<QQq")
-"""A rank's word on one shard group: the group's key, the digest, the step."""
+_WORD = struct.Struct("<Qq")
+"""A rank's word on one shard group: the digest, the step."""
 _MAJORITY = 3
 """Witnesses from which on a majority tells who is wrong."""
 
@@ -23,7 +22,8 @@ def agree(recovery: Recovery) -> None:
         InstepError: they do not; the message names the ranks that differ from most, or both sides where there is no majority.
     """
     recovery.point("verify")
-    words = _words(recovery)
+    own = {key(share.name): _WORD.pack(share.digest(), recovery.plan.step) for share in recovery.shards}
+    words = table(recovery.gather, own, size=_WORD.size)
     names = {key(name): name for name in [*recovery.plan.donors, *(share.name for share in recovery.shards)]}
     faults = [f"shard group {names.get(k, hex(k))!r}: {why}" for k, said in sorted(words.items()) if (why := _differ(said, recovery))]
     faults += [
@@ -33,22 +33,6 @@ def agree(recovery: Recovery) -> None:
     ]
     if faults:
         raise InstepError(f"after the recovery to step {recovery.plan.step}: {'; '.join(faults)}")
-
-
-def _words(recovery: Recovery) -> dict[int, dict[int, bytes]]:
-    """What each rank says, by shard group. All ranks call ``gather`` once, or twice if one has several groups."""
-    own = [_ROW.pack(key(share.name), share.digest(), recovery.plan.step) for share in recovery.shards]
-    first = recovery.gather(_COUNT.pack(len(own)) + b"".join(own[:1]).ljust(_ROW.size, b"\0"))
-    counts = [int(_COUNT.unpack_from(row)[0]) for row in first]
-    said = [bytes(row[_COUNT.size :]) for row in first]
-    if (most := max(counts)) > 1:
-        more = recovery.gather(b"".join(own[1:]).ljust((most - 1) * _ROW.size, b"\0"))
-        said = [one + bytes(rest) for one, rest in zip(said, more, strict=True)]
-    words: defaultdict[int, dict[int, bytes]] = defaultdict(dict)
-    for rank, (count, rows) in enumerate(zip(counts, said, strict=True)):
-        for at in range(0, count * _ROW.size, _ROW.size):
-            words[_ROW.unpack_from(rows, at)[0]][rank] = rows[at : at + _ROW.size]
-    return words
 
 
 def _differ(said: dict[int, bytes], recovery: Recovery) -> str | None:
