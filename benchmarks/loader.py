@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import bars
 import torch
 from loader_cost import copies, throughput
 from loader_restart import closing, new_process, raising, same_process
@@ -61,14 +62,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     result = measure(args)
-    missed = [name for name, (bar, kind) in BARS.items() if not (result[name] <= bar if kind == "most" else result[name] >= bar)]
-    if args.json:
-        print(json.dumps({**result, "bars": {k: list(v) for k, v in BARS.items()}, "missed": missed, "ok": not missed}))
-    else:
-        for name, value in result.items():
-            bar = f"   at {BARS[name][1]} {BARS[name][0]:g}" if name in BARS else ""
-            print(f"{name:34s} {value:10.3f}{bar}{'   MISSED' if name in missed else ''}")
-    sys.exit(1 if missed else 0)
+    bars.end(result, BARS, as_json=args.json)
 
 
 if __name__ == "__main__":

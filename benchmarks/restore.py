@@ -15,13 +15,13 @@ import argparse
 import json
 import multiprocessing
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import bars
 from restore_rank import Took
 from restore_rank import main as rank_main
 
@@ -181,14 +181,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     result = measure(max(1, round(args.gigabytes * 1e9 / LAYER)), args.rounds, args.peer)
-    missed = [name for name, (bar, kind) in BARS.items() if not (result[name] <= bar if kind == "most" else result[name] >= bar)]
-    if args.json:
-        print(json.dumps({**result, "bars": {k: list(v) for k, v in BARS.items()}, "missed": missed, "ok": not missed}))
-    else:
-        for name, value in result.items():
-            bar = f"   at {BARS[name][1]} {BARS[name][0]:g}" if name in BARS else ""
-            print(f"{name:34s} {value:8.2f}{bar}{'   MISSED' if name in missed else ''}")
-    sys.exit(1 if missed else 0)
+    bars.end(result, BARS, as_json=args.json)
 
 
 if __name__ == "__main__":
