@@ -24,16 +24,6 @@ def test_lines() -> None:
     assert "from instep_lightning import InstepCallback" in added
 
 
-def test_page() -> None:
-    """What the documentation shows stands in the example."""
-    page = (EXAMPLES.parent / "docs" / "how-to" / "lightning.md").read_text()
-    shown = page.partition("```text\n")[2].partition("```")[0].splitlines()
-    lines = WITH.read_text().splitlines()
-
-    assert [line for line in shown if line.strip() not in ("", "...") and line not in lines] == []
-    assert shown
-
-
 @pytest.mark.timeout(180)
 def test_digits(jobs: Jobs, tmp_path: Path) -> None:
     """Four ranks learn to read digits; two of them die, one hangs."""

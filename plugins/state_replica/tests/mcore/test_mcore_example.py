@@ -1,6 +1,5 @@
-"""The example: what it costs in lines against the same script without instep, and that a fault changes nothing in what it prints."""
+"""The example: neither instep nor faults change anything in what it prints."""
 
-import difflib
 import re
 from pathlib import Path
 
@@ -13,29 +12,11 @@ from instep.testing.jobs import JobRun, Jobs, Script
 RUNNER = Path(__file__).with_name("mcore_example.py")
 EXAMPLES = next(folder / "examples" for folder in RUNNER.parents if (folder / "examples" / "train_megatron.py").exists())
 WITH, WITHOUT = EXAMPLES / "train_megatron.py", EXAMPLES / "train_megatron_plain.py"
-MOST = 15
 
 
 def printed(run: JobRun) -> list[str]:
     """The losses, each once: a step that was done again may tell its loss again."""
     return list(dict.fromkeys(re.findall(r"step +\d+ +loss .*", run.log(0))))
-
-
-def test_lines() -> None:
-    plain, protected = (file.read_text().splitlines() for file in (WITHOUT, WITH))
-    added = [line for line in difflib.ndiff(plain, protected) if line.startswith("+ ")]
-
-    assert 0 < len(added) <= MOST
-
-
-def test_page() -> None:
-    """What the documentation shows stands in the example."""
-    page = (EXAMPLES.parent / "docs" / "how-to" / "megatron.md").read_text()
-    shown = page.partition("```text\n")[2].partition("```")[0].splitlines()
-    lines = WITH.read_text().splitlines()
-
-    assert [line for line in shown if line.strip() not in ("", "...") and line not in lines] == []
-    assert shown
 
 
 @pytest.mark.timeout(120)
