@@ -1,7 +1,6 @@
 """The job of the recovery tests: one of everything that has state, small enough for a step of a few milliseconds."""
 
 import argparse
-import hashlib
 import json
 import os
 import random
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import instep
 from instep.testing import point
+from instep.testing.finals import digest
 
 if TYPE_CHECKING:
     from instep.plain import PlainSession
@@ -84,28 +84,6 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return self.x[index] + 0.01 * torch.randn(16) + 0.01 * random.random() + 0.01 * float(np.random.random()), self.y[index]  # noqa: NPY002 - the global state is the point
-
-
-def digest(tree: object) -> str:
-    """A digest of everything below ``tree``, independent of what is under test."""
-    state = hashlib.sha256()
-
-    def feed(node: object) -> None:
-        if isinstance(node, Tensor):
-            state.update(str((node.dtype, tuple(node.shape))).encode())
-            state.update(node.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        elif isinstance(node, dict):
-            for key, value in node.items():
-                state.update(repr(key).encode())
-                feed(value)
-        elif isinstance(node, (list, tuple)):
-            for value in node:
-                feed(value)
-        else:
-            state.update(repr(node).encode())
-
-    feed(tree)
-    return state.hexdigest()[:16]
 
 
 def arguments() -> argparse.Namespace:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from instep.messages import Injection
 from instep.testing.faults import Faults
+from instep.testing.finals import differing
 from instep.testing.jobs import JobRun, Jobs, Script
 
 JOB = str(Path(__file__).with_name("light_job.py"))
@@ -69,8 +70,8 @@ class Runs:
         assert not other.run.missing, f"never happened: {other.run.missing}"
         own = [i.fault.detail for i in other.run.incidents if i.fault.kind == "exception" and "injected fault" not in i.fault.detail]
         assert not own, f"faults that nobody placed: {own}\n{logs}"
-        differing = [f"rank {r} {k}" for r, final in enumerate(clean.finals) for k in final if final[k] != other.finals[r].get(k)]
-        assert not differing, f"{differing}\n{logs}"
+        differs = differing(clean.finals, other.finals)
+        assert not differs, f"{differs}\n{logs}"
         assert other.logged == clean.logged, "what was logged is not what a run without faults logs, each line once"
         assert all(i.scope == scope and i.verified for i in other.run.incidents), other.run.incidents
         assert scope != "in_process" or all(i.steps_lost == 0 for i in other.run.incidents), other.run.incidents

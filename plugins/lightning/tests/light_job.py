@@ -1,7 +1,6 @@
 """The job of these tests: a small training in Lightning with one of everything, and digests of all that a fault must not change."""
 
 import argparse
-import hashlib
 import json
 import random
 import sys
@@ -25,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
 from instep.testing import point
+from instep.testing.finals import digest
 from instep_lightning import InstepCallback
 
 ROWS = 240
@@ -156,28 +156,6 @@ def loaders(workers: int = 0) -> tuple[DataLoader[Any], DataLoader[Any]]:
     data = TensorDataset(x, x[:, :4].argmax(dim=1))
     training, held_out = torch.utils.data.Subset(data, range(ROWS)), torch.utils.data.Subset(data, range(ROWS, ROWS + 60))
     return DataLoader(training, batch_size=10, shuffle=True, num_workers=workers), DataLoader(held_out, batch_size=10)
-
-
-def digest(tree: object) -> str:
-    state = hashlib.sha256()
-
-    def feed(node: object) -> None:
-        if isinstance(node, DTensor):
-            node = node.to_local()
-        if isinstance(node, Tensor):
-            state.update(str(node.dtype).encode() + node.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        elif isinstance(node, dict):
-            for key, value in node.items():
-                state.update(str(key).encode())
-                feed(value)
-        elif isinstance(node, list | tuple):
-            for value in node:
-                feed(value)
-        else:
-            state.update(repr(node).encode())
-
-    feed(tree)
-    return state.hexdigest()[:16]
 
 
 def final(trainer: Trainer, net: Net, counting: Counting) -> dict[str, object]:

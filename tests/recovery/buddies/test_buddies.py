@@ -14,9 +14,10 @@ import pytest
 from instep import drill
 from instep.injection import POINTS
 from instep.testing.faults import Faults
+from instep.testing.finals import same
 from instep.testing.jobs import JobRun, Jobs
 from tests.recovery.sharded import harness
-from tests.recovery.sharded.harness import Layout, finals
+from tests.recovery.sharded.harness import Layout
 
 JOB = str(Path(__file__).with_name("buddy_job.py"))
 THREE = Layout("fsdp-3", ("--mesh", "3"), ranks=3, job=JOB)
@@ -31,15 +32,9 @@ def check(job: Jobs, layout: Layout, faults: Faults, *, extra: tuple[str, ...] =
     length = max(i.step or 0 for i in faults) + 4
     script = layout.script(length)
     clean, other = job.clean(script, SETTINGS), job.run(replace(script, args=(*extra, *script.args)), faults, SETTINGS)
-    story = f"{layout.name}: " + ", ".join(f"{i.kind} {i.rank}@{i.step} {i.point}" for i in faults)
-    assert other.outcome.code == 0, f"{story}: {other.outcome.message}\n{other.log(next(iter(faults)).rank)[-3000:]}"
-    ours, theirs = finals(clean, layout.ranks), finals(other, layout.ranks)
-    differing = [f"rank {r} {key}" for r in range(layout.ranks) for key in ours[r] if ours[r][key] != theirs[r].get(key)]
-    assert not differing, f"{story}: {differing}"
+    same(clean, other, tuple(faults), name=layout.name, ranks=layout.ranks, lost=lost, steps_lost=1)
     difference = drill.compare(clean.trace, other.trace, resumed=drill.resumed(other.incidents))
-    assert difference is None, f"{story}: {difference}"
-    assert all(i.scope == "in_process" and i.steps_lost <= 1 and i.verified for i in other.incidents), f"{story}: {other.incidents}"
-    assert {i.id for i in other.missing} <= set(lost), f"{story}: never happened: {[i.id for i in other.missing]}"
+    assert difference is None, f"{layout.name}: {difference}"
     return other
 
 

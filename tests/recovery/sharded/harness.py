@@ -1,6 +1,5 @@
 """Runs the sharded job in one layout, with faults and without, and compares every rank's end bit for bit."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -9,6 +8,7 @@ from pathlib import Path
 from instep import drill
 from instep.messages import Injection
 from instep.testing.faults import Faults
+from instep.testing.finals import same
 from instep.testing.jobs import JobRun, Jobs, Script
 
 JOB = str(Path(__file__).with_name("sharded_job.py"))
@@ -38,16 +38,6 @@ HSDP = Layout("hsdp-2x2", ("--mesh", "2x2"))
 HSDP_SIX = Layout("hsdp-2x3", ("--mesh", "2x3"), ranks=6)
 
 
-def finals(run: JobRun, ranks: int) -> list[dict[str, object]]:
-    """What each rank printed at its end."""
-    out: list[dict[str, object]] = []
-    for rank in range(ranks):
-        lines = [line for line in run.log(rank).splitlines() if line.startswith("FINAL ")]
-        assert lines, f"rank {rank} printed no end:\n{run.log(rank)[-3000:]}"
-        out.append(json.loads(lines[-1].removeprefix("FINAL ")))
-    return out
-
-
 def collectives(jobs: Jobs, layout: Layout) -> list[int]:
     """How many collectives each rank issues in a step."""
     trace = jobs.clean(layout.script(4), SETTINGS).trace
@@ -68,15 +58,9 @@ def check(
     """
     script, placed = layout.script(steps), tuple(faults)
     clean, other = jobs.clean(script, SETTINGS), jobs.run(replace(script, args=(*script.args, *extra)), placed, SETTINGS)
-    story = f"{layout.name}: " + ", ".join(f"{i.kind} {i.rank}@{i.step} {i.point}" for i in placed)
-    assert other.outcome.code == 0, f"{story}: {other.outcome.message}\n{other.log(placed[0].rank)[-3000:]}"
-    ours, theirs = finals(clean, layout.ranks), finals(other, layout.ranks)
-    differing = [f"rank {r} {key}" for r in range(layout.ranks) for key in ours[r] if ours[r][key] != theirs[r].get(key)]
-    assert not differing, f"{story}: {differing}"
+    same(clean, other, placed, name=layout.name, ranks=layout.ranks, lost=lost)
     difference = drill.compare(clean.trace, other.trace, resumed=drill.resumed(other.incidents))
-    assert difference is None, f"{story}: {difference}"
-    assert all(i.scope == "in_process" and i.steps_lost == 0 and i.verified for i in other.incidents), f"{story}: {other.incidents}"
-    assert {i.id for i in other.missing} <= set(lost), f"{story}: never happened: {[i.id for i in other.missing]}"
+    assert difference is None, f"{layout.name}: {difference}"
     return other
 
 

@@ -4,8 +4,6 @@ A mesh is given by its sizes: ``2x3`` replicates twice over three shards, ``4`` 
 """
 
 import argparse
-import hashlib
-import json
 import random
 import time
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import instep
 from instep.testing import point
+from instep.testing.finals import digest, tell
 
 if TYPE_CHECKING:
     from instep.plain import PlainSession
@@ -117,28 +116,6 @@ def build(args: argparse.Namespace, sizes: list[int]) -> tuple[nn.Module, int]:
     for unit in [*units, model]:
         fully_shard(unit, **options)
     return model, sizes[2] if len(sizes) > 2 else 1
-
-
-def digest(tree: object) -> str:
-    """Bytes of all local parts and text of all else, in order."""
-    state = hashlib.sha256()
-
-    def feed(node: object) -> None:
-        if isinstance(node, Tensor):
-            part = (node.to_local() if isinstance(node, DTensor) else node).detach().contiguous().view(-1)
-            state.update(f"{node.dtype}{tuple(node.shape)}{len(part)}".encode() + part.view(torch.uint8).numpy().tobytes())
-        elif isinstance(node, dict):
-            for key, value in node.items():
-                state.update(repr(key).encode())
-                feed(value)
-        elif isinstance(node, list | tuple):
-            for value in node:
-                feed(value)
-        else:
-            state.update(repr(node).encode())
-
-    feed(tree)
-    return state.hexdigest()[:16]
 
 
 class Training:
@@ -259,7 +236,7 @@ def main() -> None:
         return session.step
 
     train()
-    print("FINAL " + json.dumps(training.final()), flush=True)
+    tell(training.final())
 
 
 if __name__ == "__main__":

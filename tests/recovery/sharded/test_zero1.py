@@ -4,9 +4,10 @@ import pytest
 
 from instep import drill
 from instep.testing.faults import Faults
+from instep.testing.finals import finals
 from instep.testing.jobs import Jobs
 from tests.recovery.sharded.harness import JOB as SHARDED
-from tests.recovery.sharded.harness import PLACES, SETTINGS, Layout, check, collectives, finals, in_crowds, run
+from tests.recovery.sharded.harness import PLACES, SETTINGS, Layout, check, collectives, in_crowds, run
 
 JOB = SHARDED.replace("sharded_job", "zero1_job")
 PLAIN = Layout("zero1", (), ranks=3, job=JOB)

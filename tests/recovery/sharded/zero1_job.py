@@ -1,17 +1,16 @@
 """The job of the tests of ZeRO-1: DistributedDataParallel with a ``ZeroRedundancyOptimizer``, and digests of its end."""
 
 import argparse
-import hashlib
-import json
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 import instep
+from instep.testing.finals import digest, tell
 
 REFUSED = ("overlap", "scaler", "two", "closure", "thaw")
 
@@ -23,15 +22,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--frozen", action="store_true")
     parser.add_argument("--refused", choices=REFUSED)
     return parser.parse_args()
-
-
-def digest(tensors: list[Tensor]) -> str:
-    state = hashlib.sha256()
-    for tensor in tensors:
-        state.update(
-            f"{tensor.dtype}{tuple(tensor.shape)}".encode() + tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        )
-    return state.hexdigest()[:16]
 
 
 def network(*, frozen: bool) -> nn.Module:
@@ -93,7 +83,7 @@ def main() -> None:
         "torch": digest([torch.get_rng_state()]),
         "schedule": scheduler.last_epoch,
     }
-    print("FINAL " + json.dumps(final), flush=True)
+    tell(final)
 
 
 if __name__ == "__main__":

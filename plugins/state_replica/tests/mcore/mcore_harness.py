@@ -1,12 +1,12 @@
 """Runs the Megatron job in one layout, with faults and without, and compares every rank's end bit for bit."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from instep.messages import Injection
 from instep.testing.faults import Faults
+from instep.testing.finals import same
 from instep.testing.jobs import JobRun, Jobs, Script
 
 JOB = str(Path(__file__).with_name("mcore_job.py"))
@@ -57,16 +57,6 @@ LAYOUTS = (
 )
 
 
-def finals(run: JobRun, ranks: int) -> list[dict[str, object]]:
-    """What each rank printed at its end."""
-    out: list[dict[str, object]] = []
-    for rank in range(ranks):
-        lines = [line for line in run.log(rank).splitlines() if line.startswith("FINAL ")]
-        assert lines, f"rank {rank} printed no end:\n{run.log(rank)[-3000:]}"
-        out.append(json.loads(lines[-1].removeprefix("FINAL ")))
-    return out
-
-
 def collectives(jobs: Jobs, layout: Layout) -> list[int]:
     """How many collectives each rank issues in a step."""
     trace = jobs.clean(layout.script(STEPS), SETTINGS).trace
@@ -95,13 +85,5 @@ def check(
     script, placed = layout.script(STEPS), tuple(faults)
     clean = jobs.clean(script, SETTINGS)
     other = jobs.run(replace(script, args=(*script.args, *extra)), placed, {**SETTINGS, **settings})
-    story = f"{layout.name}: " + ", ".join(f"{i.kind} {i.rank}@{i.step} {i.point}" for i in placed)
-    assert other.outcome.code == 0, f"{story}: {other.outcome.message}\n{other.log(placed[0].rank)[-3000:]}"
-    ours, theirs = finals(clean, layout.ranks), finals(other, layout.ranks)
-    differing = [f"rank {r} {key}" for r in range(layout.ranks) for key in ours[r] if ours[r][key] != theirs[r].get(key)]
-    assert not differing, f"{story}: {differing}"
-    assert all(i.scope == "in_process" and i.steps_lost <= steps_lost and i.verified for i in other.incidents), (
-        f"{story}: {other.incidents}"
-    )
-    assert {i.id for i in other.missing} <= set(lost), f"{story}: never happened: {[i.id for i in other.missing]}"
+    same(clean, other, placed, name=layout.name, ranks=layout.ranks, lost=lost, steps_lost=steps_lost)
     return other

@@ -1,7 +1,5 @@
 """The job of the Megatron tests: trains, and prints digests of all that a run with faults must share with one without."""
 
-import hashlib
-import json
 import random
 import time
 from typing import Any
@@ -12,32 +10,10 @@ import torch.distributed as dist
 from megatron.core.num_microbatches_calculator import get_current_global_batch_size, update_num_microbatches
 from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine, initialize_rerun_state_machine
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
-from torch import Tensor
 
 import instep
+from instep.testing.finals import digest, tell
 from instep_state_replica.megatron import Megatron
-
-
-def digest(tree: object) -> str:
-    """Bytes of all tensors and text of all else, in order."""
-    state = hashlib.sha256()
-
-    def feed(node: object) -> None:
-        if isinstance(node, Tensor):
-            flat = node.detach().contiguous().view(-1)
-            state.update(f"{node.dtype}{tuple(node.shape)}".encode() + (flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""))
-        elif isinstance(node, dict):
-            for key, value in node.items():
-                state.update(repr(key).encode())
-                feed(value)
-        elif isinstance(node, list | tuple):
-            for value in node:
-                feed(value)
-        else:
-            state.update(repr(node).encode())
-
-    feed(tree)
-    return state.hexdigest()[:16]
 
 
 def final(training: mcore_gpt.Training, counters: dict[str, int]) -> dict[str, object]:
@@ -111,7 +87,7 @@ def main() -> None:
 
     train()
     training.gathered()
-    print("FINAL " + json.dumps(final(training, counters)), flush=True)
+    tell(final(training, counters))
 
 
 if __name__ == "__main__":

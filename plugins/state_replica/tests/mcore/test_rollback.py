@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
-from mcore_harness import SETTINGS, STEPS, TWINS, Layout, finals
+from mcore_harness import SETTINGS, STEPS, TWINS, Layout
 
 from instep.testing.faults import Faults
+from instep.testing.finals import finals
 from instep.testing.jobs import Jobs
 
 AT = 6
