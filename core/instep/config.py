@@ -216,9 +216,15 @@ def _source(key: str, sources: Mapping[str, str]) -> str:
     return written[0] if written else "configuration"
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest known one, or those that stand beside it."""
+def suggest(name: str, known: Iterable[str], *, nested: bool = True) -> str:
+    """The end of a message about an unknown name: the nearest known one, or those that stand beside it.
+
+    ``nested``: a dot in a name stands between a table and a key in it.
+    """
     names = sorted(known)
+    if not nested:
+        near = difflib.get_close_matches(name, names, n=1)
+        return f"did you mean '{near[0]}'?" if near else f"known are {', '.join(names) or 'none'}"
     table, _, last = name.rpartition(".")
     beside = {k.rpartition(".")[2]: k for k in names if k.rpartition(".")[0] == table}
     near = [beside[k] for k in difflib.get_close_matches(last, beside, n=1)] or difflib.get_close_matches(name, names, n=1, cutoff=0.8)

@@ -64,7 +64,8 @@ def inspect(name: str, inspection: Inspection) -> list[Finding]:
     """
     there = installed()
     if name not in there:
-        raise UsageError(f"there is no profile '{name}'; {suggest(name, there)}; profiles come with plugins such as instep[init-nccl]")
+        near = suggest(name, there, nested=False)
+        raise UsageError(f"there is no profile '{name}'; {near} Profiles come with plugins such as instep[init-nccl]")
     entry = there[name]
     try:
         profile: Profile = entry.load()

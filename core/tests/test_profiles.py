@@ -10,6 +10,7 @@ import pytest
 
 from instep import profiles
 from instep.cli.main import main
+from instep.config import suggest
 from instep.errors import PluginError, UsageError
 from instep.profiles import Inspection
 
@@ -78,6 +79,11 @@ def test_an_unknown_profile_is_bad_usage(install: Install, capsys: pytest.Captur
     install(FINE)
     assert main(["check", "--profile", "yours"]) == 2
     assert "there is no profile 'yours'" in capsys.readouterr().err
+
+
+def test_a_name_with_dots_is_one_name() -> None:
+    assert suggest("hyperpod-1.0", ["efa", "hyperpod-1.0.0"], nested=False) == "did you mean 'hyperpod-1.0.0'?"
+    assert suggest("nothing", ["efa", "hyperpod-1.0.0"], nested=False) == "known are efa, hyperpod-1.0.0"
 
 
 def test_a_wrong_configuration_comes_before_the_profile(install: Install, capsys: pytest.CaptureFixture[str]) -> None:

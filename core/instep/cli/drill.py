@@ -202,7 +202,9 @@ def _lines(verdict: drill.Verdict, outcome: Outcome) -> list[str]:
         lines.append(f"the run with faults ended with code {outcome.code}: {outcome.message}")
     if (at := verdict.first_difference) is not None:
         lines.append(f"NOT equal: the first difference is {at.name!r} of rank {at.rank} at step {at.step}")
-        if not verdict.deterministic:
+        if outcome.code and verdict.deterministic:
+            lines.append("which says nothing about the script: that run did not come to its end")
+        elif not verdict.deterministic:
             lines.append("but two runs without faults differ as well: the script is not deterministic (an unseeded draw, a clock, a race?)")
         else:
             lines.append(
