@@ -1,7 +1,8 @@
 """A job that saves checkpoints, loses all copies of some state at once, and tells what it ended with.
 
 Arguments: the kind of job, and JSON with ``kill`` (ranks that die together, before ``at``), ``wait`` (the checkpoint that must be
-complete by then) and ``harm`` (what then becomes of checkpoints, by the names of ``HARM``).
+complete by then) ``harm`` (what then becomes of checkpoints, by the names of ``HARM``) and ``then`` (the same once more, after the
+recovery).
 """
 
 import json
@@ -12,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,15 @@ def flip(folder: Path) -> None:
     part.write_bytes(data)
 
 
+def flip_record(folder: Path) -> None:
+    """One bit of what rank 0 alone reads is another one."""
+    part = folder / "rank-00000.safetensors"
+    data = bytearray(part.read_bytes())
+    begin = 8 + int.from_bytes(data[:8], "little")
+    data[begin + json.loads(data[8:begin])["record/0"]["data_offsets"][0]] ^= 1
+    part.write_bytes(data)
+
+
 def cut(folder: Path) -> None:
     """One part is shorter than it was."""
     part = folder / "rank-00001.safetensors"
@@ -56,7 +67,14 @@ def blur(folder: Path) -> None:
     receipt.write_text(receipt.read_text().replace("1", "2", 1))
 
 
-HARM: dict[str, Callable[[Path], object]] = {"flip": flip, "cut": cut, "lose": lose, "blur": blur, "remove": shutil.rmtree}
+HARM: dict[str, Callable[[Path], object]] = {
+    "flip": flip,
+    "record": flip_record,
+    "cut": cut,
+    "lose": lose,
+    "blur": blur,
+    "remove": shutil.rmtree,
+}
 
 
 def hsdp(session: Session) -> tuple[nn.Module, DataLoader[tuple[torch.Tensor, ...]] | None, list[AveragedModel]]:
@@ -116,16 +134,30 @@ def keep(
     return save, load
 
 
+def receipts(folder: Path, since: float) -> int:
+    """How many ranks have saved their part of a checkpoint since then."""
+    times = []
+    for file in folder.glob("rank-*.json"):
+        with suppress(FileNotFoundError):  # it is about to be written anew
+            times.append(file.stat().st_mtime)
+    return sum(time > since for time in times)
+
+
 def die(session: Session, orders: dict[str, Any]) -> None:
-    """Wait for the checkpoint, harm what is to be harmed, and die with the others."""
-    if session.incarnation or session.step != orders.get("at"):
+    """Wait for the checkpoint, harm what is to be harmed, and die with the others; later perhaps once more, as ``then`` tells."""
+    mark, before = Path("died"), Path("never")
+    if session.incarnation:
+        orders, mark, before = orders.get("then", {}), Path("died-again"), mark
+    if session.step != orders.get("at") or mark.exists():
         return
+    since = before.stat().st_mtime if before.exists() else 0.0
     wait, until = orders.get("wait"), time.monotonic() + SECONDS
-    while wait and len(list((CHECKPOINTS / str(wait)).glob("rank-*.json"))) < session.world_size:
+    while wait and receipts(CHECKPOINTS / str(wait), since) < session.world_size:
         assert time.monotonic() < until, f"{wait} is not complete"
         time.sleep(0.01)
     dist.barrier()
     if session.rank == 0:
+        mark.touch()
         for name, harm in orders.get("harm", {}).items():
             HARM[str(harm)](CHECKPOINTS / name)
     dist.barrier()

@@ -145,6 +145,15 @@ def test_other_damage_is_passed_over_too(harm: str, why: str, train: Train, tmp_
     test_a_checkpoint_that_cannot_be_loaded_is_passed_over_by_name(harm, why, train, tmp_path)
 
 
+def test_one_that_was_damaged_is_as_good_as_any_once_it_is_saved_anew(train: Train, tmp_path: Path) -> None:
+    """The survivors know of the damage of old; the checkpoint that bears its name now is another one."""
+    lost = train("hsdp", kill=[1, 3], at=AT, wait=NEWEST, harm={NEWEST: "record"}, then={"kill": [1, 3], "at": 9, "wait": NEWEST})
+    assert lost.outcome.code == 0, lost.outcome.message + told(tmp_path)
+    first, second = lost.outcome.incidents
+    assert (first.scope, first.step, first.steps_lost) == ("checkpoint", 4, 6)
+    assert (second.scope, second.step, second.steps_lost) == ("checkpoint", 8, 1)
+
+
 def test_none_left_ends_the_job_and_names_each(train: Train) -> None:
     lost = train("ddp", kill=[0, 1, 2], at=AT, wait=NEWEST, harm={NEWEST: "cut", OLDER: "lose"})
     assert lost.outcome.code == 70

@@ -4,7 +4,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _WORD = 64
+NAME = "state_replica"
+"""The plugin under whose name votes carry its notes."""
 
 
 class Checkpoint(BaseModel):
@@ -37,6 +39,16 @@ class Checkpoint(BaseModel):
     def path(self) -> Path:
         """The folder."""
         return Path(self.dir).expanduser().absolute()
+
+
+def damaged(notes: Iterable[Mapping[str, Json]], plugin: str = NAME) -> dict[str, str]:
+    """Why a rank could not load a checkpoint, by its name, from what this plugin of all ranks told with their votes."""
+    out: dict[str, str] = {}
+    for told in notes:
+        own = told.get(plugin)
+        if isinstance(own, dict) and isinstance(names := own.get("damaged"), dict):
+            out |= {name: str(why) for name, why in names.items()}
+    return out
 
 
 class Checkpoints:
@@ -110,7 +122,9 @@ class Checkpoints:
             self._saver = Saver(
                 settings.path, self._run, rank=self._rank, world=self._world, keep=settings.keep, patience=settings.patience
             )
-        self._saver.save(holding, step, self._save)
+        # All ranks save that step anew: what was wrong with the checkpoint of its name is gone with it.
+        self._damaged.pop(files.name(step), None)
+        self._saver.save(holding, step, self._save, damaged=frozenset(self._damaged))
 
     def restore(self, recovery: Recovery) -> Receipt:
         """Load the checkpoint of the plan.
@@ -134,9 +148,14 @@ class Checkpoints:
             raise InstepError(f"checkpoint {name} is {why}") from None
 
     def renew(self, recovery: Recovery) -> None:
-        """All ranks are together: parts that they save from now on belong together, and to no others."""
+        """All ranks are together: parts that they save from now on belong together, and to no others.
+
+        What one could not load is damaged for all: it is none of those to keep.
+        """
         if self._settings is not None:
             self._save = recovery.gather(os.urandom(8))[0].hex()
+            for name, why in damaged(recovery.plan.book.notes).items():
+                self._damaged.setdefault(name, why)
 
     def interrupt(self) -> None:
         """A fault: nobody may wait for storage. Callable from any thread."""

@@ -161,8 +161,8 @@ def tidy(directory: Path, rank: int) -> None:
                 unfinished(path).unlink(missing_ok=True)
 
 
-def prune(directory: Path, world: int, *, keep: int, but: Collection[str] = ()) -> None:
-    """Remove what is older than the newest ``keep`` complete checkpoints."""
+def prune(directory: Path, world: int, *, keep: int, but: Collection[str] = (), damaged: Collection[str] = ()) -> None:
+    """Remove what is older than the newest ``keep`` complete checkpoints that are not known as damaged."""
     left = keep
     for folder in folders(directory):
         if left <= 0 and folder.name not in but:
@@ -170,7 +170,7 @@ def prune(directory: Path, world: int, *, keep: int, but: Collection[str] = ()) 
             continue
         with suppress(Unusable):
             read(folder, world)
-            left -= 1
+            left -= folder.name not in damaged
 
 
 def _receipt(folder: Path, rank: int) -> Receipt:

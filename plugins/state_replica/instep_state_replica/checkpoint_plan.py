@@ -3,13 +3,13 @@
 Runs in the agent; imports no torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from instep.model import Json, Plan, Status, Unrecoverable, Vote
 from instep.plan import plan, rollback
 from instep_state_replica import checkpoint_files as files
-from instep_state_replica.checkpoint import Checkpoint
+from instep_state_replica.checkpoint import Checkpoint, damaged
 
 
 def decide(votes: Sequence[Vote], settings: Checkpoint | None, *, plugin: str) -> Plan | Unrecoverable:
@@ -34,7 +34,7 @@ def decide(votes: Sequence[Vote], settings: Checkpoint | None, *, plugin: str) -
 def _own(votes: Sequence[Vote], made: Unrecoverable, directory: Path, plugin: str) -> Plan | Unrecoverable:
     block, skipped = max(vote.block for vote in votes), list[str]()
     reached = [vote.step + 1 for vote in votes if vote.status is not Status.FRESH]
-    for found in files.usable(directory, len(votes), skipped, avoid=damaged(votes, plugin)):
+    for found in files.usable(directory, len(votes), skipped, avoid=damaged((vote.notes for vote in votes), plugin)):
         if found.block != block:
             skipped.append(f"{found.name} is of block {found.block}, the ranks are in block {block}")
         elif reached and found.step > max(reached):
@@ -44,15 +44,6 @@ def _own(votes: Sequence[Vote], made: Unrecoverable, directory: Path, plugin: st
             return back if isinstance(back, Plan) else made.model_copy(update={"checkpoint": f"{found.name} is of no use: {back.why}"})
     why = f"there is none in {directory} that can be loaded" + (f": {'; '.join(skipped)}" if skipped else "")
     return made.model_copy(update={"checkpoint": why})
-
-
-def damaged(votes: Sequence[Vote], plugin: str) -> dict[str, str]:
-    """Why a rank could not load a checkpoint, by its name, from the notes in the votes."""
-    out: dict[str, str] = {}
-    for vote in votes:
-        told = _note(vote, plugin, "damaged")
-        out |= {name: str(why) for name, why in told.items()} if isinstance(told, Mapping) else {}
-    return out
 
 
 def _note(vote: Vote, plugin: str, key: str) -> Json:

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,8 +35,11 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._cut = threading.Event()
 
-    def save(self, holding: Holding, step: int, save: str) -> None:
-        """Copy what this rank has to write of the state of ``step``, and begin to write it as part of ``save``."""
+    def save(self, holding: Holding, step: int, save: str, *, damaged: Collection[str] = ()) -> None:
+        """Copy what this rank has to write of the state of ``step``, and begin to write it as part of ``save``.
+
+        ``damaged``: names of those that are known to be, which do not count among the ones to keep.
+        """
         self._cut.clear()
         if not self._idle(self._patience):
             log.warning(
@@ -45,7 +48,7 @@ class Saver:
             )
             return
         tensors = staged(holding, step, self._rank)
-        arguments = (tensors, holding.block, step, save)
+        arguments = (tensors, holding.block, step, save, damaged)
         self._thread = threading.Thread(target=self._write, args=arguments, name="instep-checkpoint", daemon=True)
         self._thread.start()
 
@@ -68,7 +71,7 @@ class Saver:
         self._thread = None
         return True
 
-    def _write(self, tensors: Mapping[str, Tensor], block: int, step: int, save: str) -> None:
+    def _write(self, tensors: Mapping[str, Tensor], block: int, step: int, save: str, damaged: Collection[str]) -> None:
         folder, rank = self._directory / files.name(step), self._rank
         part, receipt = files.part(folder, rank), files.receipt(folder, rank)
         try:
@@ -84,7 +87,7 @@ class Saver:
             files.unfinished(receipt).write_text(told.pack(), encoding="utf-8")
             files.publish(receipt)
             if rank == 0:
-                files.prune(self._directory, self._world, keep=self._keep, but=(folder.name,))
+                files.prune(self._directory, self._world, keep=self._keep, but=(folder.name,), damaged=damaged)
         except Exception as error:  # noqa: BLE001 - whatever the storage raises: training goes on without this checkpoint
             log.error("checkpoint of step %d: rank %d could not save its part in %s: %s", step, rank, folder, error)
             for path in (part, receipt):

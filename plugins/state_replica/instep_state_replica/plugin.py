@@ -11,14 +11,12 @@ from instep.errors import InstepError
 from instep.hooks import Interruption, Job, Kept, Plugin, Recovery, hookimpl
 from instep.model import AddressBook, Group, Json, Plan, Receipt, Role, Unrecoverable, Vote
 from instep_state_replica.buddies import Buddies
-from instep_state_replica.checkpoint import Checkpoint, Checkpoints
+from instep_state_replica.checkpoint import NAME, Checkpoint, Checkpoints
 from instep_state_replica.checkpoint_plan import decide
 from instep_state_replica.exchange import Limits
 from instep_state_replica.sockets import Sockets, listen
 from instep_state_replica.transfer import PORT, Transfer
 from instep_state_replica.verify import agree
-
-NAME = "state_replica"
 
 
 class StateReplica(Plugin):

@@ -78,6 +78,15 @@ def test_pruning_keeps_the_newest_complete_ones_and_what_is_being_written(tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", files.name(6), files.name(8)]
 
 
+def test_one_known_as_damaged_is_none_of_those_to_keep(tmp_path: Path) -> None:
+    for step in (2, 4, 6, 8):
+        write(tmp_path, step)
+    files.prune(tmp_path, WORLD, keep=2, damaged=(files.name(8), files.name(4)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [files.name(2), files.name(4), files.name(6), files.name(8)]
+    files.prune(tmp_path, WORLD, keep=1, damaged=(files.name(8),))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [files.name(6), files.name(8)]
+
+
 def test_a_successor_removes_what_its_rank_did_not_finish(tmp_path: Path) -> None:
     folder = write(tmp_path, 2)
     for path in (files.part(folder, 0), files.receipt(folder, 1)):
