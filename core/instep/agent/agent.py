@@ -9,15 +9,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 
 from instep import plugins
 from instep.agent import events as ev
 from instep.agent.console import Console, Status
 from instep.agent.coordinator import Coordinator, Terms
 from instep.agent.crew import Crew
-from instep.agent.environment import equipped
+from instep.agent.environment import equipped, serving
 from instep.agent.launch import Launch, Outcome
 from instep.agent.logs import Logs
 from instep.agent.planner import planner
@@ -47,16 +47,6 @@ def run(launch: Launch, *, server: Server | None = None) -> Outcome:
         return asyncio.run(_Agent(launch, loaded, reports, logs).run(server))
     finally:
         logs.close()
-
-
-@contextmanager
-def serving(launch: Launch) -> Iterator[Server]:
-    """A fork server for several jobs with the configuration of ``launch``; the first of them warms it."""
-    server = Server(equipped(launch).server_environment())
-    try:
-        yield server
-    finally:
-        server.stop()
 
 
 class _Agent:
@@ -101,7 +91,8 @@ class _Agent:
         work = self._loop.create_task(self._work())
         try:
             await asyncio.wait([work, self._done], return_when=asyncio.FIRST_COMPLETED)
-            _ = [finished.result() for finished in (work, self._done) if finished.done()]
+            for finished in (f for f in (work, self._done) if f.done()):
+                finished.result()
         finally:
             work.cancel()
             self._crew.close()
@@ -178,13 +169,17 @@ class _Agent:
                     self._feed(verdict)
                 self._console.say(self._stopped.look(sights, {rank: worker.pid for rank, worker in self._crew.workers.items()}))
             self._detect()
-            self._steps = max(self._steps, job.floor()) if not job.plain else 0
+            self._count()
         if self._grace is not None:
             self._grace -= 1
             if self._grace <= 0:
                 self._crew.signal(signal.SIGKILL)
         self._console.poll(time.monotonic(), None if job.plain or self._end else Status(self._steps, job.incidents))
         self._ended()
+
+    def _count(self) -> None:
+        if not self._coordinator.job.plain:
+            self._steps = max(self._steps, self._coordinator.job.floor())
 
     def _sights(self) -> list[Sight]:
         job = self._coordinator.job
@@ -232,6 +227,7 @@ class _Agent:
 
     def _stop(self, code: int, message: str, signum: signal.Signals, grace: float) -> None:
         """End the job: every rank gets a signal, and after ``grace`` seconds, counted in ticks, is killed."""
+        self._count()  # what was committed since the last tick
         self._end = self._end or (code, message)
         ticks = max(0, int(grace / self._tick_seconds))
         self._grace = ticks if self._grace is None else min(self._grace, ticks)

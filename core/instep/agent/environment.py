@@ -1,10 +1,12 @@
 """What plugins put into the environment of a job's processes before the first of them starts, and where each value comes from."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from instep import plugins
 from instep.agent.launch import Launch
+from instep.agent.spawner import Server
 from instep.errors import InstepError, PluginError
 from instep.plugins import LoadedPlugins
 
@@ -23,6 +25,16 @@ def equipped(launch: Launch) -> Launch:
         return launch
     given = given_by(plugins.load(launch.config, implementing=("environment",)))
     return replace(launch, given={name: variable.value for name, variable in given.items()})
+
+
+@contextmanager
+def serving(launch: Launch) -> Iterator[Server]:
+    """A fork server for several jobs with the configuration of ``launch``; the first of them warms it."""
+    server = Server(equipped(launch).server_environment())
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 def given_by(loaded: LoadedPlugins) -> dict[str, Variable]:
