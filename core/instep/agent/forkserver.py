@@ -203,13 +203,23 @@ def main(argv: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server = _Server(socket.socket(fileno=fd), agent)
     own, fds = os.getpid(), None
+    code = 0
     try:
         for signum in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, _quit)
         fds = server.serve()
+    except SystemExit as end:
+        if os.getpid() != own:
+            raise
+        code = int(end.code or 0)
     finally:
         if os.getpid() == own:
+            for signum in (signal.SIGTERM, signal.SIGHUP):
+                signal.signal(signum, signal.SIG_IGN)  # one that comes now must not cut what ends the workers
             server.close()
+    if os.getpid() == own:
+        # Nothing here is worth what imported modules do at an exit: torch's takes most of the second in which all must be gone.
+        os._exit(code)
     if fds is not None:
         del server
         run(become(fds, parent=own))
