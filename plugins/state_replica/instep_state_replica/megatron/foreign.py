@@ -1,6 +1,6 @@
 """What this adapter uses of megatron-core's objects, which carry no types of their own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -84,6 +84,23 @@ def parts(optimizer: MegatronOptimizer) -> list[Part]:
     """The optimizers of a chained one, or the only one; without those that have no parameters at all."""
     every: Sequence[Part] = getattr(optimizer, "chained_optimizers", [optimizer])
     return [part for part in every if not part.is_stub_optimizer]
+
+
+_PAIRS = (
+    ("float16_groups", "fp32_from_float16_groups"),
+    ("model_float16_groups", "shard_fp32_from_float16_groups"),
+    ("model_fp32_groups", "shard_fp32_groups"),
+)
+"""Attributes of mixed precision optimizers: parameters of the model by group, and what is stepped in their place."""
+
+
+def stepped(part: Part, model: Mapping[int, str]) -> dict[int, str]:
+    """Names of what an optimizer steps, by ``id``: a parameter of the model, its fp32 copy, or the shard of either."""
+    out = dict(model)
+    for theirs, own in _PAIRS:
+        for parameters, copies in zip(getattr(part, theirs, ()), getattr(part, own, ()), strict=True):
+            out.update((id(copy), model[id(p)]) for p, copy in zip(parameters, copies, strict=True) if copy is not None)
+    return out
 
 
 def bucket_groups(chunk: Chunk) -> list[BucketGroup]:

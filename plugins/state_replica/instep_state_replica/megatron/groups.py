@@ -1,13 +1,13 @@
 """The kinds of shard groups that a Megatron job has. Each one is an ``instep.torch.adapter.ShardGroup``."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
 from instep.torch.adapter import Tree, name, tree
 from instep.torch.overlay import branch
 from instep.torch.protected import OptimizerState, Protected, kind
-from instep_state_replica.megatron.foreign import Part
+from instep_state_replica.megatron.foreign import Part, stepped
 
 
 class Parameters:
@@ -32,14 +32,16 @@ class Parameters:
 class Shard:
     """What optimizers own: fp32 main parameters, moments, steps, and the values of their groups.
 
-    Moments exist from the first update on; a receiver takes exactly the donor's, whatever it has itself. ``model`` are ids of the
-    model's parameters, which an optimizer may step directly and which are not its own.
+    Moments exist from the first update on; a receiver takes exactly the donor's, whatever it has itself. ``model`` names the model's
+    parameters by their ids: an optimizer may step them directly, and then they are not its own.
     """
 
-    def __init__(self, what: str, replicas: tuple[int, ...], parts: Mapping[str, Part], *, model: Collection[int]) -> None:
+    def __init__(self, what: str, replicas: tuple[int, ...], parts: Mapping[str, Part], *, model: Mapping[int, str]) -> None:
         self.name, self.replicas = name(what, replicas), replicas
         self._parts = dict(parts)
         self._states = {key: OptimizerState(key, part.optimizer) for key, part in parts.items()}
+        for key, state in self._states.items():
+            state.name_parameters(stepped(parts[key], model))
         self._main: dict[str, Tensor] = {
             f"{key}.main.{i}": p for key, state in self._states.items() for i, p in enumerate(state.parameters()) if id(p) not in model
         }
@@ -50,7 +52,7 @@ class Shard:
         return tree(kinds=kinds, tensors=self._main, objects={key: state.tree() for key, state in self._states.items()})
 
     def fit(self, theirs: Tree) -> Tree:
-        """Raises ``UsageError`` when the groups have other numbers of parameters."""
+        """Raises ``UsageError`` when the groups have other parameters, or in another order."""
         objects = branch(theirs, "objects")
         for key, state in self._states.items():
             state.check(objects.get(key))

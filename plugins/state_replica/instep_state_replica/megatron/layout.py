@@ -29,7 +29,7 @@ def groups(
         own = {f"{name}.optimizer.{i}": part for i, part in enumerate(parts(optimizer)) if _kind(part) == kind}
         if own:
             twins = _twins(chunks[0], rank) if any(map(distributed, own.values())) else whole
-            out.append(Shard(f"{name}.{kind}-optimizer", twins, own, model=_model(chunks)))
+            out.append(Shard(f"{name}.{kind}-optimizer", twins, own, model=_model(name, chunks)))
     if scheduler is not None:
         out.append(Schedule(f"{name}.schedule", tuple(range(world_size)), scheduler))
     return out
@@ -44,8 +44,8 @@ def _transferred(chunk: Chunk, kind: str) -> Iterator[tuple[str, nn.Parameter]]:
             yield key, parameter
 
 
-def _model(chunks: Sequence[Chunk]) -> set[int]:
-    return {id(p) for chunk in chunks for p in chunk.module.parameters()}
+def _model(name: str, chunks: Sequence[Chunk]) -> dict[int, str]:
+    return {id(p): f"{name}.{i}.{key}" for i, chunk in enumerate(chunks) for key, p in chunk.module.named_parameters()}
 
 
 def _kind(part: Part) -> str:

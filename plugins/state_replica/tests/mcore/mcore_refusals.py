@@ -38,6 +38,16 @@ def says(act: Callable[[], object]) -> str:
     return "nothing"
 
 
+def exchanged(group: Any, inner: torch.optim.Optimizer) -> None:
+    """A donor whose optimizer has its first two parameters of one shape in the other order."""
+    parameters = inner.param_groups[0]["params"]
+    a, b = next((a, b) for b, q in enumerate(parameters) for a, p in enumerate(parameters[:b]) if p.shape == q.shape)
+    theirs = group.tree()
+    group.fit(theirs)
+    parameters[a], parameters[b] = parameters[b], parameters[a]
+    group.fit(theirs)
+
+
 class Orthogonal(torch.optim.Optimizer):
     """Stands for optimizers whose update is no matter of each element alone."""
 
@@ -77,6 +87,7 @@ def main() -> None:
     said["outside"] = says(optimizer.step)
     for group in adapter.groups():
         said[f"group {group.name}"] = str(group.replicas)
+    said["order"] = says(lambda: exchanged(adapter.groups()[0], inner))
     print("SAID " + json.dumps(said), flush=True)
 
 

@@ -29,6 +29,7 @@ PARTS = {
     "protect optimizer": "session.protect(training=Megatron(",
     "protect scheduler": "session.protect(training=Megatron(",
     "outside": "outside of a commit",
+    "order": "give the optimizer its parameters in one order on all ranks",
     "group megatron.dense-optimizer@0": "(0,)",
     "group megatron.schedule@0": "(0,)",
 }
