@@ -21,6 +21,10 @@ class RecoveryFailed(ExceptionGroup[Exception]):
     """One attempt of a recovery failed; holds what each phase or plugin raised."""
 
 
+class NoCheckpoint(InstepError):  # noqa: N818 - an answer
+    """From the function of ``session.on_checkpoint``, on all ranks: there is none that could be loaded. The message says why."""
+
+
 class GiveUp(InstepError):  # noqa: N818 - the last rung of the ladder
     """No rung of the ladder is left. The message says why each of them failed."""
 

@@ -15,7 +15,7 @@ from instep_lightning.flavour import Callback
 from instep_lightning.strategy import Averaging
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
+    from lightning.pytorch import LightningModule, Trainer
 
 
 class InstepCallback(Callback):
@@ -28,6 +28,7 @@ class InstepCallback(Callback):
     def __init__(self) -> None:
         super().__init__()
         self._fitted = False
+        self._fit: Fit | None = None
         self._session = _join()
         if self._session is not None:
             attach.attach(type(self))
@@ -48,11 +49,19 @@ class InstepCallback(Callback):
         try:
             self._first()
             supported.check(trainer)
-            with Fit(trainer, session).attached():
+            self._fit = Fit(trainer, session)
+            with self._fit.attached():
                 return run()
         except UsageError as error:
             session._engine.fatal(error)
             raise
+        finally:
+            self._fit = None
+
+    def on_save_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, object]) -> None:  # noqa: ARG002
+        """A checkpoint of a recoverable training tells where in which run it was saved."""
+        if self._fit is not None:
+            self._fit.rung.mark(checkpoint)
 
     def _first(self) -> None:
         if self._fitted:

@@ -1,10 +1,12 @@
 """The training data: its loaders are private state with a cursor each, and Lightning's iterators over them are made again after a fault."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
+from instep import codec
 from instep.errors import UsageError
 from instep.torch.passes import cursor_of
 from instep.torch.sampling import unmoved
@@ -26,15 +28,36 @@ def loaders(trainer: "Trainer") -> dict[str, object]:
     return {f"loader{i}": loader for i, loader in enumerate(found)}
 
 
-def begin(trainer: "Trainer") -> None:
+def positions(trainer: "Trainer") -> list[Foreign]:
+    """Where loaders stand that tell it themselves, in a training that goes on from a checkpoint: before they are protected."""
+    return list(_combined(trainer)._state_dicts()) if trainer.fit_loop.restarting else []
+
+
+def cursors(trainer: "Trainer") -> list[Mapping[str, object]]:
+    """Where the cursors of all loaders stand, before ``begin``."""
+    return [codec.decode(codec.encode(_cursor(loader).state())) for loader in _combined(trainer).flattened]  # type: ignore[misc]
+
+
+def begin(trainer: "Trainer", positions: Sequence[Foreign] = ()) -> None:
     """Lightning has made its iterator before the loaders were protected: make it again, without any further draw."""
     epoch = trainer.fit_loop.epoch_progress.current.processed
+    if positions:
+        _combined(trainer)._load_state_dicts(positions)
     for loader in _combined(trainer).flattened:
         sampler = getattr(loader, "sampler", None)
         if sampler is not None and hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
     with unmoved():
         iter(trainer.fit_loop._data_fetcher)
+
+
+def again(trainer: "Trainer", before: Sequence[Mapping[str, object]]) -> None:
+    """Begin as in a new process that has loaded a checkpoint; ``before`` is what ``cursors`` told in this one."""
+    for loader, state in zip(_combined(trainer).flattened, before, strict=True):
+        _cursor(loader).load(deepcopy(state))
+    with unmoved():
+        trainer.fit_loop._load_combined_loader_states()
+    begin(trainer)
 
 
 def position(trainer: "Trainer") -> dict[str, object]:
@@ -58,6 +81,10 @@ def rejoin(trainer: "Trainer", where: Mapping[str, Foreign], *, ready: int) -> N
     fetcher.fetched = ready
     if fetcher.length is not None and ready:
         fetcher.done = ready >= fetcher.length
+
+
+def _cursor(loader: object) -> Foreign:
+    return cursor_of(loader)
 
 
 def _combined(trainer: "Trainer") -> Foreign:

@@ -19,6 +19,7 @@ from instep_lightning import callbacks, data, loggers, supported
 from instep_lightning.adopt import adopted, members
 from instep_lightning.loops import LOOPS
 from instep_lightning.record import Record
+from instep_lightning.rung import Rung
 from instep_lightning.strategy import Averaging, RecoverableStrategy
 from instep_lightning.undo import Undo
 
@@ -36,6 +37,7 @@ class Fit:
         self.inside = False
         self.record: Record | None = None
         self.effects = Effects(session)
+        self.rung = Rung(trainer, session, self.effects)
         self._undo = Undo((), ())
         self._committing: ExitStack | None = None
         self._opened = False
@@ -72,8 +74,11 @@ class Fit:
         shared |= {} if scaler is None else {"scaler": scaler}
         self._undo = Undo(strategy.optimizers, [*schedulers, *([] if scaler is None else [scaler])])
         self.record = Record(trainer, self.effects, self._undo)
-        self.session.protect(**shared, private={**data.loaders(trainer), "lightning": self.record})
-        data.begin(trainer)
+        loaders, ready = data.loaders(trainer), data.positions(trainer)
+        self.session.protect(**shared, private={**loaders, "lightning": self.record})
+        cursors = data.cursors(trainer)
+        data.begin(trainer, ready)
+        self.rung.ready(self.record, self._undo, cursors)
 
     def block(self, run: Callable[[], object]) -> Callable[[], None]:
         """Lightning's loop over epochs, to be called again after each fault."""

@@ -32,7 +32,7 @@ else:
 
     Callback = _base()
 
-__all__ = ["NAMES", "Callback", "Foreign", "own", "part", "root"]
+__all__ = ["NAMES", "Callback", "Foreign", "fabric", "own", "part", "root"]
 
 
 def root(obj: object) -> str:
@@ -47,6 +47,12 @@ def root(obj: object) -> str:
 def part(obj: object, name: str) -> ModuleType:
     """A module of the Lightning that ``obj`` comes from, by its dotted name below the package."""
     return importlib.import_module(f"{root(obj)}.{name}")
+
+
+def fabric(obj: object, name: str) -> ModuleType:
+    """A module of the Fabric that ``obj`` stands on, by its dotted name below the package."""
+    below = "lightning.fabric" if root(obj) == "lightning.pytorch" else "lightning_fabric"
+    return importlib.import_module(f"{below}.{name}")
 
 
 def own(obj: object, function: object) -> bool:

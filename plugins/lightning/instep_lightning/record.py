@@ -83,6 +83,7 @@ class Record:
         results.load_metrics(trainer, state["metrics"])
         callbacks.load(trainer, state["callbacks"])
         self._effects.position = state["effects"]
+        self._undo.capture()  # shared state has been restored by now, if there was any to restore
 
     def undo_step(self) -> None:
         """See ``instep.torch.reset.Undoing``."""

@@ -27,6 +27,7 @@ SETTINGS = {
 class Ended:
     """How a run ended, and what it left."""
 
+    out: Path
     run: JobRun
     finals: list[dict[str, object]]
     logged: list[dict[str, str]]
@@ -50,7 +51,7 @@ class Runs:
         finals = [json.loads(p.read_text()) if (p := out / f"final-{r}.json").exists() else {} for r in range(ranks)]
         log = out / "log" / "metrics.csv"
         logged = list(csv.DictReader(log.read_text().splitlines())) if log.exists() else []
-        return Ended(run, finals, logged, sorted((out / "checkpoints").glob("*")))
+        return Ended(out, run, finals, logged, sorted((out / "checkpoints").glob("*")))
 
     def clean(self, *args: str, ranks: int = 3) -> Ended:
         """The run without faults."""

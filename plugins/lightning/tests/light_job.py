@@ -2,13 +2,16 @@
 
 import argparse
 import json
+import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import light_damage as damage
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
@@ -23,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
+from instep.session import current
 from instep.testing import point
 from instep.testing.finals import digest
 from instep_lightning import InstepCallback
@@ -137,6 +141,25 @@ class Net(LightningModule):
         return [optimizer], [{"scheduler": each, "interval": "step"}, {"scheduler": epochs, "interval": "epoch"}]
 
 
+class Dying(Callback):
+    """Ranks that are lost together, once: all of them have reached the step. ``harm``: what the newest checkpoints suffer before."""
+
+    def __init__(self, ranks: list[int], step: int, harm: list[str]) -> None:
+        self.ranks, self.step, self.harm = ranks, step, harm
+
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
+        session = current()
+        if session is not None and not session.incarnation and session.step == self.step:
+            torch.distributed.barrier()
+            if session.rank == 0 and isinstance(saving := trainer.checkpoint_callback, ModelCheckpoint):
+                newest = sorted(Path(str(saving.dirpath)).iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+                for path, how in zip(newest, self.harm, strict=False):
+                    damage.HARM[how](path)
+            torch.distributed.barrier()
+            if session.rank in self.ranks:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Waiting(Callback):
     """Saving goes on beside the training, which takes no time here."""
 
@@ -187,6 +210,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scaled", action="store_true", help="half precision with a gradient scaler")
     parser.add_argument("--saved", action="store_true", help="wait in the middle of the run until a checkpoint of instep is complete")
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--die", type=int, help="the step in which all ranks die")
+    parser.add_argument("--lost", default="", help="which ranks, in place of all")
+    parser.add_argument("--harm", nargs="*", default=[], help="what becomes of checkpoints before that, the newest first")
+    parser.add_argument("--save", type=int, default=0, help="steps from one checkpoint to the next, in place of the best ones")
+    parser.add_argument("--whole", action="store_true", help="checkpoints in one file, where the strategy could save parts")
     parser.add_argument("--resume", help="a checkpoint of ModelCheckpoint to go on from")
     parser.add_argument("--plain", action="store_true", help="without the callback")
     return parser.parse_args()
@@ -198,12 +226,17 @@ def made(args: argparse.Namespace, counting: Counting, **more: Any) -> Trainer:
         from instep_state_replica.checkpoint_files import usable
 
         mine.append(Waiting(lambda: any(usable(args.out / "saved", args.ranks, []))))
-    saving = ModelCheckpoint(dirpath=args.out / "checkpoints", monitor="held_out", save_top_k=2, every_n_epochs=1)
+    if args.die is not None:
+        mine.append(Dying([int(r) for r in args.lost.split(",") if r] or list(range(args.ranks)), args.die, args.harm))
+    often: dict[str, Any] = {"monitor": "held_out", "save_top_k": 2, "every_n_epochs": 1}
+    if args.save:
+        often = {"every_n_train_steps": args.save, "save_top_k": -1, "filename": "{step}", "auto_insert_metric_name": False}
+    saving = ModelCheckpoint(dirpath=args.out / "checkpoints", **often)
     automatic: dict[str, Any] = {} if args.mode == "manual" else {"accumulate_grad_batches": args.accumulate, "gradient_clip_val": 1.0}
     options: dict[str, Any] = {
         "accelerator": "cpu",
         "devices": args.ranks,
-        "strategy": ModelParallelStrategy(2, 2, save_distributed_checkpoint=True) if args.mode == "fsdp" else "ddp",
+        "strategy": ModelParallelStrategy(2, 2, save_distributed_checkpoint=not args.whole) if args.mode == "fsdp" else "ddp",
         "max_epochs": args.epochs,
         "plugins": [MixedPrecision("16-mixed", "cpu", GradScaler("cpu", init_scale=256.0, growth_interval=5))] if args.scaled else None,
         "log_every_n_steps": 1,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from instep.errors import ConfigError, InstepError
+from instep.errors import ConfigError, InstepError, NoCheckpoint
 from instep.hooks import Holding, Job, Recovery
 from instep.model import Json, Receipt
 from instep_state_replica import checkpoint_files as files
@@ -58,6 +58,7 @@ class Checkpoints:
         self._settings: Checkpoint | None = None
         self._save = ""
         self._damaged: dict[str, str] = {}
+        self._none = ""
         self._saver: Saver | None = None
         self._holding: Holding | None = None
 
@@ -80,7 +81,7 @@ class Checkpoints:
     def notes(self) -> Mapping[str, Json] | None:
         """What the agent must know: checkpoints that this rank could not load, and whether the script loads its own."""
         loads = self._holding is not None and self._holding.loads
-        return {"damaged": dict(self._damaged), "loads": loads} if self._damaged or loads else None
+        return {"damaged": dict(self._damaged), "loads": loads, "none": self._none} if self._damaged or loads else None
 
     def begin(self, recovery: Recovery) -> int | None:
         """Go on from the newest checkpoint that every rank can load, if this is asked for, or the whole job was started again.
@@ -114,6 +115,7 @@ class Checkpoints:
     def committed(self, step: int) -> None:
         """Save if it is time to. A state that is about to change by itself is left out."""
         settings, holding = self._settings, self._holding
+        self._none = ""
         if settings is None or step % settings.every or holding is None or not self._save or not holding.settled:
             return
         if self._saver is None:
@@ -180,7 +182,11 @@ class Checkpoints:
         """Have the script load, on all ranks the same step: the newest that all of them have."""
         recovery.point("restore")
         holding = self._held()
-        found = holding.load(None)
+        try:
+            found = holding.load(None)
+        except NoCheckpoint as error:
+            self._none = str(error) or "the script has none"
+            raise
         steps = {int.from_bytes(row, "little") for row in recovery.gather(found.to_bytes(8, "little"))}
         return found if len(steps) == 1 else holding.load(min(steps))
 

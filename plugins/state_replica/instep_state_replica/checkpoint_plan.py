@@ -19,6 +19,8 @@ def decide(votes: Sequence[Vote], settings: Checkpoint | None, *, plugin: str) -
         return made
     own = made if settings is None else _own(votes, made, settings.path, plugin)
     if isinstance(own, Unrecoverable) and all(_note(vote, plugin, "loads") for vote in votes):
+        if none := next((str(note) for vote in votes if (note := _note(vote, plugin, "none"))), ""):
+            return own.model_copy(update={"checkpoint": f"{own.checkpoint}; {none}" if own.checkpoint else none})
         # Which step that is only the script can tell.
         far = max(vote.step for vote in votes)
         return rollback(
