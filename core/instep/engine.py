@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from instep.agent.records import State
 from instep.errors import UsageError
-from instep.messages import Done, Fatal, Message
+from instep.messages import Done, Fatal
 from instep.model import Status
 from instep.torch.local import LocalRank
 from instep.torch.reset import Modes
@@ -31,6 +31,7 @@ class Engine:
     ``running``: a block is running; ``entered``: one was entered; ``first_commit``: the next commit is the first after a join;
     ``start``: the step that the script began with;
     ``cut``: the block was left by an exception such as KeyboardInterrupt, which is a death in the block.
+    What a commit looks at is an attribute here, not a property: it is asked for some forty times a step.
     """
 
     def __init__(self, local: LocalRank) -> None:
@@ -39,17 +40,15 @@ class Engine:
         self.running = self.entered = self.first_commit = self.cut = False
         self._modes = Modes.capture()
         self.start = local.standing.step
+        self.rank, self.world_size = local.rank, local.world_size
         local.join(self)
-
-    @property
-    def rank(self) -> int:
-        """Global rank of this process."""
-        return self.local.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks of the job."""
-        return self.local.world_size
+        self.board: Board = local.board
+        self.standing: Standing = local.standing
+        self.gate: Gate = local.gate
+        self.state: RankState = local.state
+        self.unwinder: Unwinder = local.unwinder
+        self.lifecycle: Lifecycle = local.lifecycle
+        self.tell, self.point = local.tell, local.point
 
     @property
     def step(self) -> int:
@@ -57,47 +56,9 @@ class Engine:
         return self.standing.step
 
     @property
-    def board(self) -> "Board":
-        """Incarnations and plans."""
-        return self.local.board
-
-    @property
-    def standing(self) -> "Standing":
-        """Block, step and status."""
-        return self.local.standing
-
-    @property
-    def gate(self) -> "Gate":
-        """All collectives."""
-        return self.local.gate
-
-    @property
-    def state(self) -> "RankState":
-        """Shared and private state."""
-        return self.local.state
-
-    @property
-    def unwinder(self) -> "Unwinder":
-        """Where main may be interrupted."""
-        return self.local.unwinder
-
-    @property
-    def lifecycle(self) -> "Lifecycle":
-        """Recovery."""
-        return self.local.lifecycle
-
-    @property
     def fresh(self) -> bool:
         """Whether this process replaces a rank and has not joined yet."""
         return self.standing.status is Status.FRESH
-
-    def tell(self, message: Message) -> None:
-        """Send a message to the agent."""
-        self.local.tell(message)
-
-    def point(self, name: str) -> None:
-        """A place where a drill or a test may inject a fault."""
-        self.local.point(name)
 
     def finished(self, block: int) -> Done | None:
         """The recorded result of a block that the predecessor has left, for a replacement."""

@@ -54,13 +54,16 @@ class LoadedPlugins:
         An implementation may take fewer arguments than the hook has. ``close`` runs in reverse order. What a call raises carries a
         note that names hook and plugin.
         """
+        for name, call in self.every(hook):
+            yield name, functools.partial(call, **arguments)
+
+    def every(self, hook: str) -> Iterator[tuple[str, Callable[..., object]]]:
+        """As ``each``, for calls that are made again and again, each with all arguments of the hook, by keyword."""
         caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
         ordered = caller.get_hookimpls()[::-1]
         ordered.sort(key=lambda implementation: implementation.plugin_name in self._own)
         for implementation in reversed(ordered) if hook == "close" else ordered:
-            accepted = {name: arguments[name] for name in implementation.argnames}
-            bound = functools.partial(implementation.function, **accepted)
-            yield implementation.plugin_name, functools.partial(_named, hook, implementation.plugin_name, bound)
+            yield implementation.plugin_name, _calling(hook, implementation)
 
     def first(self, hook: str, **arguments: object) -> tuple[str, object] | None:
         """The first answer to a hook that is not ``None`` and the plugin that gave it; ``None`` if nobody answers."""
@@ -137,12 +140,17 @@ class _Manager(pluggy.PluginManager):
         return super().parse_hookspec_opts(module_or_class, name) if name in HOOKS else None
 
 
-def _named(hook: str, plugin: str, call: Callable[[], object]) -> object:
-    try:
-        return call()
-    except Exception as error:
-        error.add_note(f"in hook '{hook}' of plugin '{plugin}'")
-        raise
+def _calling(hook: str, implementation: pluggy.HookImpl) -> Callable[..., object]:
+    function, accepted = implementation.function, implementation.argnames
+
+    def call(**arguments: object) -> object:
+        try:
+            return function(**{name: arguments[name] for name in accepted})
+        except Exception as error:
+            error.add_note(f"in hook '{hook}' of plugin '{implementation.plugin_name}'")
+            raise
+
+    return call
 
 
 def _one(name: str, there: Mapping[str, tuple[Found, ...]]) -> Found:

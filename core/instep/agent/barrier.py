@@ -47,7 +47,9 @@ class NodeBarrier:
         self._rank, self._size = rank, size
         self._row = struct.Struct(f"<{size}q")
         self._map = mmap.mmap(fds.page, _ROWS * self._row.size)
-        self._bells = fds.even, fds.odd
+        self._bells, self._rings = (fds.even, fds.odd), (select.poll(), select.poll())
+        for bell, rings in zip(self._bells, self._rings, strict=True):
+            rings.register(bell, select.POLLIN)
         self._incarnation = self._number = self._mine = 0
 
     def arrive(self, incarnation: int, code: int) -> None:
@@ -65,9 +67,7 @@ class NodeBarrier:
         """Whether all ranks have arrived; waits up to ``seconds`` for them."""
         if self._complete():
             return True
-        poll = select.poll()
-        poll.register(self._bell, select.POLLIN)
-        if poll.poll(1e3 * seconds):
+        if self._rings[self._number % 2].poll(1e3 * seconds):
             with suppress(BlockingIOError):  # another rank was faster
                 os.eventfd_read(self._bell)
         return self._complete()

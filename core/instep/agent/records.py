@@ -128,6 +128,8 @@ class Slots:
         if not there:
             os.pwrite(fd, _SIZES.pack(self._meta, flat), _SIZES_AT)
         self._map = mmap.mmap(fd, total)
+        self._held: list[bytes | None] = [None] * SLOTS
+        self._summed, self._sum = b"", zlib.crc32(b"")
 
     def flat(self, step: int) -> memoryview:
         """The flat region of the slot that belongs to ``step``."""
@@ -139,14 +141,22 @@ class Slots:
         _SLOT.pack_into(self._map, self._at(step), -1, 0, 0, 0)
 
     def end(self, step: int, meta: bytes, layout: int) -> None:
-        """Store ``meta`` and make the slot valid for ``step``, its number last. ``layout`` identifies the flat region's shape."""
+        """Store ``meta`` and make the slot valid for ``step``, its number last. ``layout`` identifies the flat region's shape.
+
+        The very object that the slot holds, or that was stored last, costs neither a copy nor a checksum.
+        """
         if len(meta) > self._meta:
             raise InstepError(
                 f"private state needs {len(meta)} bytes, {self._meta} were reserved at the first block; private objects must not grow"
             )
         at = self._at(step)
-        self._map[at + PAGE : at + PAGE + len(meta)] = meta
-        _SLOT.pack_into(self._map, at, -1, layout, zlib.crc32(meta), len(meta))
+        if meta is not self._held[step % SLOTS]:
+            self._held[step % SLOTS] = None
+            self._map[at + PAGE : at + PAGE + len(meta)] = meta
+            self._held[step % SLOTS] = meta
+        if meta is not self._summed:
+            self._summed, self._sum = meta, zlib.crc32(meta)
+        _SLOT.pack_into(self._map, at, -1, layout, self._sum, len(meta))
         _WORD.pack_into(self._map, at, step)
 
     def load(self, step: int, layout: int) -> bytes | None:

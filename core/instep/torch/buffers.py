@@ -54,6 +54,8 @@ class Buffers:
 
     def write(self, step: int) -> None:
         """Copy into the slot of ``step`` what may have changed since it was written."""
+        if not self._places:
+            return
         views, marks, tensors = self._views[step % SLOTS], self._marks[step % SLOTS], self._tensors()
         self._check(tensors, views)
         stale = [i for i in self._mine() if self._always[i] or marks[i] != _Mark(tensors[i])]
@@ -82,7 +84,7 @@ class Buffers:
 
     def forget(self, step: int) -> None:
         """The slot of ``step`` was written by somebody else."""
-        self._marks[step % 2][:] = [None] * len(self._places)
+        self._marks[step % SLOTS][:] = [None] * len(self._places)
 
     def moved(self) -> Iterator[tuple[str, Tensor]]:
         """Buffers whose version moved since the last ``write``: in a commit body, so they are shared from now on.

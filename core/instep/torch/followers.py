@@ -17,9 +17,7 @@ class Followers:
 
     def __init__(self, plugins: LoadedPlugins, board: Board, book: Callable[[], AddressBook | None]) -> None:
         self._plugins, self._board, self._book = plugins, board, book
-        self._detectors = list(plugins.each("detect"))
-        self._following = any(True for _ in plugins.each("committed", step=0))
-        self._keeping = any(True for _ in plugins.each("keep", step=0, book=None))
+        self._detectors, self._following, self._keeping = (list(plugins.every(hook)) for hook in ("detect", "committed", "keep"))
         self._kept: dict[str, Kept] = {}
         self._failed: InstepError | None = None
 
@@ -32,21 +30,20 @@ class Followers:
 
     def committed(self, step: int) -> None:
         """``step`` steps are committed: tell, and have copies made. What a plugin raises in ``committed`` is logged."""
-        if self._following:
-            for plugin, run in self._plugins.each("committed", step=step):
-                try:
-                    run()
-                except Exception:
-                    log.exception("plugin %s: committed failed", plugin)
+        for plugin, run in self._following:
+            try:
+                run(step=step)
+            except Exception:
+                log.exception("plugin %s: committed failed", plugin)
         self.keep(step)
 
     def keep(self, step: int) -> None:
         """Have copies made of the state of ``step``, unless a recovery has begun, at whose end it will be; ``settled`` raises."""
         self._failed, book = None, self._book()
         if self._keeping and book is not None and not self._board.revoked:
-            for plugin, run in self._plugins.each("keep", step=step, book=book):
+            for plugin, run in self._keeping:
                 try:
-                    kept = run()
+                    kept = run(step=step, book=book)
                 except Exception as error:  # noqa: BLE001 - raised where the rank may fail
                     self._failed = InstepError(f"plugin {plugin}: keep failed: {type(error).__name__}: {error}")
                     continue

@@ -8,6 +8,7 @@ from types import FrameType
 from torch.optim import Optimizer
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_ENGINE = "_engine_run_backward"
 _PARAMETER_SYNC = frozenset({"_sync_params_and_buffers", "_sync_module_states"})
 _MEGATRON = f"{os.sep}megatron{os.sep}core{os.sep}distributed{os.sep}"
 
@@ -33,6 +34,12 @@ def bucket_rebuild() -> bool:
     """Whether DDP's reducer is telling all ranks its new buckets, once in a run; after a recovery they are installed without it."""
     frame = next(_outside(), None)
     return frame is not None and frame.f_code.co_name == "_pre_forward"
+
+
+def engine() -> bool:
+    """Whether the caller's caller is the autograd engine itself: C++, such as DDP's reducer, and no function of the script's in it."""
+    frame = sys._getframe(1).f_back
+    return frame is not None and frame.f_code.co_name == _ENGINE
 
 
 def optimizer() -> str | None:

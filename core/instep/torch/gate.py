@@ -1,6 +1,7 @@
 """The gate: every collective of every handle passes here, is checked, counted, forwarded or looped back, and can be failed."""
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,7 +42,8 @@ _ANYSOURCE = "recv_anysource"
 class Gate:
     """State that all handles of a process share.
 
-    ``loopback`` is true for a replacement until it joins; ``body`` inside a commit body; ``observer`` sees every result (drills).
+    ``loopback`` is true for a replacement until it joins; ``body`` inside a commit body; ``observer`` sees every result (drills);
+    ``settling`` guards what two threads may do to a work.
     """
 
     def __init__(self, board: Board, header: Header, tape: Tape, *, loopback: bool) -> None:
@@ -56,6 +58,7 @@ class Gate:
         self.observer: Callable[[str, int, Sequence[Tensor]], None] | None = None
         self.point: Callable[[str], None] = lambda _name: None
         self.expects: Callable[[str], bool] = lambda _name: False
+        self.settling = threading.Lock()
         self._open: deque[FailableWork] = deque()
         self._graveyard = Graveyard()
         self._collectives = 0

@@ -62,12 +62,6 @@ class Handle(dist.ProcessGroup):
         """Number of members."""
         return len(self.group.ranks)
 
-    def run(self, op: Op, args: Sequence[object], kwargs: dict[str, object]) -> Work:
-        """Issue one operation, or answer it from the script."""
-        if self._script is not None:
-            return self._scripted(op, args)
-        return self._gate.issue(self, op, args, kwargs)
-
     @contextmanager
     def scripted(self, results: Sequence[Sequence[Tensor]]) -> Iterator[None]:
         """Answer the next broadcasts with ``results``, alone; everything else loops back. All results must be used up."""
@@ -130,7 +124,7 @@ class Handle(dist.ProcessGroup):
 
 def _method(op: Op) -> Callable[..., Work]:
     def method(self: Handle, *args: object, **kwargs: object) -> Work:
-        return self.run(op, args, kwargs)
+        return self._gate.issue(self, op, args, kwargs) if self._script is None else self._scripted(op, args)
 
     method.__name__ = op.name
     method.__doc__ = f"Forward ``{op.name}`` to the communicator inside."

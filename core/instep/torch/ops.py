@@ -88,7 +88,12 @@ class Op:
 
     def outputs(self, args: Sequence[object]) -> list[Tensor]:
         """The tensors that the operation writes."""
-        return [] if self.output is None or len(args) <= self.output else list(tensors_in(args[self.output]))
+        if self.output is None or len(args) <= self.output:
+            return []
+        value = args[self.output]
+        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], Tensor):
+            return [value[0]]  # most of them
+        return list(tensors_in(value))
 
 
 _ALL = (

@@ -54,6 +54,7 @@ class Private:
         self._buffers = Buffers({})
         self._slots: Slots | None = None
         self._rng: rng.Parts = (b"",) * 4
+        self._plain: tuple[rng.Parts, bytes, bytes] = self._rng, b"", b""
         self._generators = rng.Generators()
 
     def add_module(self, name: str, module: nn.Module) -> None:
@@ -139,10 +140,16 @@ class Private:
         return out
 
     def _meta(self) -> bytes:
-        self._rng = self._generators.parts()
-        generators, flags = rng.join(self._rng), self._training()
-        tree = self._tree() if self._cursors or self._objects else b""
-        return _HEAD.pack(len(generators), len(flags), len(tree)) + generators + flags + tree
+        self._rng, flags = self._generators.parts(), self._training()
+        if not self._cursors and not self._objects:
+            if (self._rng, flags) != self._plain[:2]:
+                self._plain = self._rng, flags, self._joined(flags, b"")
+            return self._plain[2]
+        return self._joined(flags, self._tree())
+
+    def _joined(self, flags: bytes, tree: bytes) -> bytes:
+        generators = rng.join(self._rng)
+        return b"".join((_HEAD.pack(len(generators), len(flags), len(tree)), generators, flags, tree))
 
     def _tree(self) -> bytes:
         return codec.encode(

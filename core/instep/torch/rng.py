@@ -1,6 +1,7 @@
 """Every random generator that a process has without being told: python, numpy, torch, and the CUDA device in use."""
 
 import ctypes
+import os
 import random
 import struct
 import sys
@@ -12,6 +13,14 @@ _PYTHON = struct.Struct("<625I?d")
 _NUMPY_TAIL = struct.Struct("<iid")
 _MT19937 = 625 * 4
 """Bytes of a Mersenne twister in memory: its words and the position in them."""
+_TORCH = struct.Struct("<QiiQ624Q")
+_TORCH_ENGINE = struct.Struct("<Qi?3xI624I")
+_TORCH_STATE, _TORCH_STORE, _NORMALS = 5056, 28, (5040, 5052)
+"""Sizes of torch's state and of its store of normal numbers; bytes of the state that tell of one (ATen/CPUGeneratorImpl.cpp, .h)."""
+_NEAR = 256
+"""Torch's engine begins at most so many bytes behind the head of its object."""
+_WATCHED = 64
+"""Bytes of a Mersenne twister to look at: its position and more than ten of its words. A draw moves the position, 624 draws all words."""
 
 
 Parts = tuple[bytes, bytes, bytes, bytes]
@@ -19,43 +28,83 @@ Parts = tuple[bytes, bytes, bytes, bytes]
 
 
 class Generators:
-    """Captures again and again. Python's and numpy's generators are asked only when their memory has moved: a tenth of the time."""
+    """Captures again and again: a generator is asked only when its memory has moved, and an unmoved one gives the same object again."""
 
     def __init__(self) -> None:
-        self._python, self._numpy = _Python(), _Numpy()
+        self._python, self._torch, self._numpy = _Python(), _Torch(), _Numpy()
 
     def parts(self) -> Parts:
         """The state of each generator: equal ones mean equal draws to come."""
-        return self._python.read(), _torch(), _cuda(), self._numpy.read()
+        return self._python.read(), self._torch.read(), _cuda(), self._numpy.read()
 
 
-class _Python:
-    """CPython keeps position and words right behind the object's head; where that does not hold, every read asks the generator."""
+class _Watched:
+    """One generator and its places in memory, where they were found."""
 
     def __init__(self) -> None:
-        self._generator: random.Random = random.getstate.__self__  # type: ignore[attr-defined]
-        self._at = id(self._generator) + object.__basicsize__
-        self._readable = type(self._generator).__basicsize__ >= object.__basicsize__ + _MT19937
-        self._memory: bytes | None = None
-        self._gauss: float | None = None
+        self._views: tuple[memoryview, ...] = ()
+        self._seen: object = None
         self._state = b""
 
     def read(self) -> bytes:
-        memory = ctypes.string_at(self._at, _MT19937) if self._readable else b""
-        gauss: float | None = self._generator.gauss_next  # type: ignore[attr-defined]
-        if memory != self._memory or gauss != self._gauss:
-            self._state, self._gauss = _python(), gauss
-            words = self._state[:_MT19937]
-            self._memory = memory if memory == words[-4:] + words[:-4] else None
+        """The present state."""
+        seen = self._look()
+        if not seen or seen != self._seen:
+            self._state = self._ask()
+            self._seen = None if self._stores() else seen
         return self._state
 
+    def _look(self) -> object:
+        return b"".join(self._views)
 
-class _Numpy:
-    """Numpy's global generator."""
+    def _ask(self) -> bytes:
+        raise NotImplementedError
+
+    def _stores(self) -> bool:
+        """Whether a normal number is in store, which may be used up without a trace in what is looked at: ask again until it is gone."""
+        return False
+
+
+class _Python(_Watched):
+    """CPython keeps position and words right behind the object's head; where that does not hold, every read asks the generator."""
 
     def __init__(self) -> None:
-        self._memory = self._state = b""
-        self._known = False
+        super().__init__()
+        self._generator: random.Random = random.getstate.__self__  # type: ignore[attr-defined]
+        at = id(self._generator) + object.__basicsize__
+        if type(self._generator).__basicsize__ >= object.__basicsize__ + _MT19937:
+            words = _python()[:_MT19937]
+            if ctypes.string_at(at, _MT19937) == words[-4:] + words[:-4]:
+                self._views = (_memory(at, _WATCHED),)
+
+    def _look(self) -> object:
+        return self._views and (bytes(self._views[0]), self._generator.gauss_next)  # type: ignore[attr-defined]
+
+    def _ask(self) -> bytes:
+        return _python()
+
+
+class _Torch(_Watched):
+    """Torch's CPU generator, found in memory by what it says itself: its engine, and the normal numbers that it has in store behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if (at := _engine(torch.default_generator)) is not None:
+            self._views = _memory(at, _WATCHED), _memory(at + _TORCH_ENGINE.size, _TORCH_STORE)
+
+    def _ask(self) -> bytes:
+        return _torch()
+
+    def _stores(self) -> bool:
+        return any(self._state[at] for at in _NORMALS)
+
+
+class _Numpy(_Watched):
+    """Numpy's global generator, which may be there later than this one, and may be exchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._generator: object = None
 
     def read(self) -> bytes:
         """The present state, empty without numpy."""
@@ -63,13 +112,33 @@ class _Numpy:
         if numpy is None:
             return b""
         generator = numpy.random.get_bit_generator()
-        plain = type(generator).__name__ == "MT19937"
-        memory = ctypes.string_at(generator.ctypes.state_address, _MT19937) if plain else b""
-        if not self._known or memory != self._memory:
-            self._memory, self._state = memory, _numpy()
-            # A second normal number in store is used up without a trace in the memory: ask again until it is gone.
-            self._known = plain and not _NUMPY_TAIL.unpack_from(self._state, len(self._state) - _NUMPY_TAIL.size)[1]
-        return self._state
+        if generator is not self._generator:
+            self._generator, self._seen, self._views = generator, None, ()
+            if type(generator).__name__ == "MT19937":  # words, then the position
+                self._views = (_memory(generator.ctypes.state_address + _MT19937 - _WATCHED, _WATCHED),)
+        return super().read()
+
+    def _ask(self) -> bytes:
+        return _numpy()
+
+    def _stores(self) -> bool:
+        return bool(_NUMPY_TAIL.unpack_from(self._state, len(self._state) - _NUMPY_TAIL.size)[1])
+
+
+def _engine(generator: torch.Generator) -> int | None:
+    """Where the live engine of a CPU generator lies (``at::mt19937_data_pod``: seed, words left, next word, words)."""
+    state = generator.get_state().numpy().tobytes()
+    if len(state) != _TORCH_STATE:
+        return None
+    told = _TORCH_ENGINE.pack(*_TORCH.unpack_from(state))
+    head: int = generator._cdata  # type: ignore[attr-defined]
+    with open("/proc/self/mem", "rb", buffering=0) as memory:  # unlike a pointer, it may be read where nothing is
+        at = os.pread(memory.fileno(), _NEAR + len(told), head).find(told)
+    return head + at if at >= 0 else None
+
+
+def _memory(address: int, size: int) -> memoryview:
+    return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
 
 
 def capture() -> bytes:

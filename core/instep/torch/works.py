@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch._C._distributed_c10d import Work, _create_work_from_future  # type: ignore[attr-defined]
+from torch.autograd.variable import Variable
 from torch.futures import Future
 
 from instep.errors import CommsError
+from instep.torch import frames
 from instep.torch.ops import Op
 
 if TYPE_CHECKING:
@@ -56,19 +58,20 @@ class Arrived(Work):
 class FailableWork(Work):
     """A stock work inside, with a wait that ends on a fault and a future that quiesce can fail."""
 
+    _observers: "tuple[Observer, ...]"
+    _proxy: "Future[object] | None" = None
+    _base: "Future[None] | None" = None
+    _error: Exception | None = None
+    _settled = False
+    _waiter: "_Waiter | None" = None
+
     def __init__(
         self, gate: "Gate", inner: Work, op: Op, outputs: list[Tensor], *, observer: Observer | None, label: str, sequence: int
     ) -> None:
         super().__init__()
         self._gate, self._inner, self._op, self._outputs = gate, inner, op, outputs
-        self._observers = [] if observer is None else [observer]
+        self._observers = () if observer is None else (observer,)
         self.label, self.sequence, self.incarnation = label, sequence, gate.board.current
-        self._proxy: Future[object] | None = None
-        self._base: Future[None] | None = None
-        self._error: Exception | None = None
-        self._settled = False
-        self._lock = threading.Lock()
-        self._waiter: _Waiter | None = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the operation. Raises ``Interrupted`` on a fault elsewhere, ``CommsError`` when the connection failed."""
@@ -118,7 +121,15 @@ class FailableWork(Work):
         return int(self._inner._source_rank())
 
     def get_future(self) -> "Future[object]":
-        """A future of the outputs that fails at once when a fault is known."""
+        """A future of the outputs that fails at once when a fault is known.
+
+        DDP's reducer gets the inner one: it waits for it at the end of the backward pass, behind a wait of this work there. So nobody
+        waits in C++ for what gloo may have lost, and gloo's thread completes it without Python.
+        """
+        if self._op.sliced and frames.engine():
+            inner: Future[object] = self._inner.get_future()
+            Variable._execution_engine.queue_callback(self.wait)  # type: ignore[arg-type]
+            return inner
         if self._proxy is None:
             inner = self._inner.get_future()
             base: Future[None] = Future()
@@ -143,7 +154,7 @@ class FailableWork(Work):
             self._settle(None)
 
     def _settle(self, error: Exception | None) -> bool:
-        with self._lock:
+        with self._gate.settling:
             if self._settled or self._base is None:
                 return False
             self._settled, self._error = True, error
@@ -159,11 +170,14 @@ class FailableWork(Work):
 
     def follow(self, observer: Observer) -> None:
         """Call one more observer once the operation has succeeded and somebody has seen that."""
-        self._observers.append(observer)
+        with self._gate.settling:
+            self._observers += (observer,)
 
     def _observe(self) -> None:
-        with self._lock:
-            observers, self._observers = self._observers, []
+        if not self._observers:
+            return
+        with self._gate.settling:
+            observers, self._observers = self._observers, ()
         for observer in observers:
             observer(self.label, self.sequence, self._outputs)
 
