@@ -1,8 +1,8 @@
 """The callback that switches recovery on: it joins the job, and marks the trainer whose training is to be recovered."""
 
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 import instep
 from instep.agent.channel import Environment
@@ -25,6 +25,10 @@ class InstepCallback(Callback):
     or behind it (``validate``, ``test``, ``predict``) runs as ever. Without ``instep run`` it does nothing, and warns once.
     """
 
+    training: ClassVar[type[Fit]] = Fit
+    outside: ClassVar[Mapping[str, object]] = members(Averaging)
+    """What the strategy gets when the trainer validates, tests or predicts."""
+
     def __init__(self) -> None:
         super().__init__()
         self._fitted = False
@@ -44,12 +48,12 @@ class InstepCallback(Callback):
         if session is None:
             return run()
         if not fitting:
-            with adopted(trainer.strategy, members(Averaging), self):
+            with adopted(trainer.strategy, self.outside, self):
                 return run()
         try:
             self._first()
-            supported.check(trainer)
-            self._fit = Fit(trainer, session)
+            self.check(trainer)
+            self._fit = self.training(trainer, session)
             with self._fit.attached():
                 return run()
         except UsageError as error:
@@ -57,6 +61,10 @@ class InstepCallback(Callback):
             raise
         finally:
             self._fit = None
+
+    def check(self, trainer: "Trainer") -> None:
+        """Raise ``UsageError`` for a trainer whose training cannot be recovered, before anything of it is built."""
+        supported.check(trainer)
 
     def on_save_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, object]) -> None:  # noqa: ARG002
         """A checkpoint of a recoverable training tells where in which run it was saved."""

@@ -5,9 +5,9 @@ an optimizer step (hooks, logs, validation, the next epoch's beginning) is the f
 fault; see ``loops`` for how it is entered.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.optim import Optimizer
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 class Fit:
     """The training of one trainer. ``inside``: the block is running."""
+
+    strategy: ClassVar[Mapping[str, object]] = members(Averaging) | members(RecoverableStrategy)
+    """What the strategy gets while the training runs; another framework's may need something else."""
 
     def __init__(self, trainer: "Trainer", session: "Session") -> None:
         self.trainer, self.session = trainer, session
@@ -56,7 +59,7 @@ class Fit:
                 for name in path.split("."):
                     loop = getattr(loop, name)
                 stack.enter_context(adopted(loop, added, self))
-            stack.enter_context(adopted(trainer.strategy, members(Averaging) | members(RecoverableStrategy), self))
+            stack.enter_context(adopted(trainer.strategy, self.strategy, self))
             yield
 
     def prepare(self) -> None:
@@ -112,7 +115,7 @@ class Fit:
             finally:
                 self._committing = None
             if self._opened:
-                self._undo.capture()
+                self._undo.capture()  # before the commit ends: a rank may be cut at its very end, and stands at the new step then
 
     def open(self) -> None:
         """Gradients are ready: from here on only local updates."""
@@ -142,12 +145,16 @@ class Fit:
         if validation._data_fetcher is not None:
             validation._data_fetcher.teardown()
             validation._data_fetcher = None
-        data.rejoin(trainer, self.record.position, ready=self.record.ready if self.record.midway else 0)
+        self._rejoin(self.record)
         self._undo.capture()
         if self._newcomer and self.record.midway:
             callbacks.show_epoch(trainer)
         self._newcomer = False
         torch.set_grad_enabled(True)
+
+    def _rejoin(self, record: Record) -> None:
+        """Go on with the training data where the record says."""
+        data.rejoin(self.trainer, record.position, ready=record.ready if record.midway else 0)
 
     def _set_up_validation(self) -> None:
         """Lightning would do it when it first validates, with collectives that a replacement would miss."""

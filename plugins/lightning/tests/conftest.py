@@ -30,6 +30,16 @@ def runs(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> object:
     return Runs(tmp_path_factory.mktemp("runs"), jobs)
 
 
+@pytest.fixture(scope="session")
+def varied(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> object:
+    """Runs of the job with several loaders and loggers."""
+    if importlib.util.find_spec("tensorboard") is None:
+        pytest.skip("TensorBoard is not installed: pip install tensorboard")
+    from light_harness import VARIED, Runs
+
+    return Runs(tmp_path_factory.mktemp("varied"), jobs, VARIED)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What needs a GPU runs with ``-m gpu`` only."""
     if "gpu" not in str(config.getoption("-m")):

@@ -11,7 +11,8 @@ from instep.testing.faults import Faults
 from instep.testing.finals import differing
 from instep.testing.jobs import JobRun, Jobs, Script
 
-JOB = str(Path(__file__).with_name("light_job.py"))
+HERE = Path(__file__).parent
+JOB, VARIED = str(HERE / "light_job.py"), str(HERE / "light_varied.py")
 SETTINGS = {
     "preload": ["instep_lightning", "lightning.pytorch"],
     "limits.recoveries_without_commit": 20,
@@ -37,15 +38,15 @@ class Ended:
 class Runs:
     """Runs below one directory; the clean run of each shape is kept."""
 
-    def __init__(self, directory: Path, jobs: Jobs) -> None:
-        self._directory, self._jobs = directory, jobs
+    def __init__(self, directory: Path, jobs: Jobs, job: str = JOB) -> None:
+        self._directory, self._jobs, self._job = directory, jobs, job
         self._clean: dict[tuple[tuple[str, ...], int], Ended] = {}
 
     def run(self, *args: str, ranks: int = 3, faults: Faults | Iterable[Injection] = ()) -> Ended:
         """Run the job once, however it ends."""
         out = self._directory / str(len(list(self._directory.iterdir())))
         out.mkdir()
-        script = Script(JOB, ("--out", str(out), "--ranks", str(ranks), *args), ranks=ranks, steps=None)
+        script = Script(self._job, ("--out", str(out), "--ranks", str(ranks), *args), ranks=ranks, steps=None)
         saving = {"plugins.state_replica.checkpoint": {"dir": str(out / "saved"), "every": 4}} if "--saved" in args else {}
         run = self._jobs.run(script, faults, {**SETTINGS, **saving})
         finals = [json.loads(p.read_text()) if (p := out / f"final-{r}.json").exists() else {} for r in range(ranks)]
