@@ -14,11 +14,11 @@ _NUMPY_TAIL = struct.Struct("<iid")
 _MT19937 = 625 * 4
 """Bytes of a Mersenne twister in memory: its words and the position in them."""
 _TORCH = struct.Struct("<QiiQ624Q")
-_TORCH_ENGINE = struct.Struct("<Qi?3xI624I")
+_TORCH_HEAD = struct.Struct("<Qi?3xI")
 _TORCH_STATE, _TORCH_STORE, _NORMALS = 5056, 28, (5040, 5052)
 """Sizes of torch's state and of its store of normal numbers; bytes of the state that tell of one (ATen/CPUGeneratorImpl.cpp, .h)."""
 _NEAR = 256
-"""Torch's engine begins at most so many bytes behind the head of its object."""
+"""The words of torch's engine begin at most so many bytes behind the head of its object."""
 _WATCHED = 64
 """Bytes of a Mersenne twister to look at: its position and more than ten of its words. A draw moves the position, 624 draws all words."""
 
@@ -90,7 +90,7 @@ class _Torch(_Watched):
     def __init__(self) -> None:
         super().__init__()
         if (at := _engine(torch.default_generator)) is not None:
-            self._views = _memory(at, _WATCHED), _memory(at + _TORCH_ENGINE.size, _TORCH_STORE)
+            self._views = _memory(at, _WATCHED), _memory(at + _TORCH_HEAD.size + 624 * 4, _TORCH_STORE)
 
     def _ask(self) -> bytes:
         return _torch()
@@ -126,15 +126,18 @@ class _Numpy(_Watched):
 
 
 def _engine(generator: torch.Generator) -> int | None:
-    """Where the live engine of a CPU generator lies (``at::mt19937_data_pod``: seed, words left, next word, words)."""
+    """Where the live engine of a CPU generator lies (``at::mt19937_data_pod``: seed, words left, whether seeded, next word, words)."""
     state = generator.get_state().numpy().tobytes()
     if len(state) != _TORCH_STATE:
         return None
-    told = _TORCH_ENGINE.pack(*_TORCH.unpack_from(state))
+    seed, left, seeded, following, *words = _TORCH.unpack_from(state)
+    told = struct.pack("<624I", *words)
     head: int = generator._cdata  # type: ignore[attr-defined]
     with open("/proc/self/mem", "rb", buffering=0) as memory:  # unlike a pointer, it may be read where nothing is
-        at = os.pread(memory.fileno(), _NEAR + len(told), head).find(told)
-    return head + at if at >= 0 else None
+        near = os.pread(memory.fileno(), _NEAR + len(told), head)
+    at = near.find(told) - _TORCH_HEAD.size
+    known = at >= 0 and _TORCH_HEAD.unpack_from(near, at) == (seed, left, bool(seeded), following)
+    return head + at if known else None
 
 
 def _memory(address: int, size: int) -> memoryview:
