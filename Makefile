@@ -3,6 +3,7 @@ PYTHON ?= python3.11
 TORCH ?= torch==2.13.0
 MEGATRON ?= megatron-core==0.16.1
 MINUTES ?= 10
+WORKERS ?= 2
 NCCL ?= build/nccl/2.27.5/libnccl.so.2
 PYTHON_GPU ?= python
 ARGS ?=
@@ -34,8 +35,9 @@ $(READY): pyproject.toml $(PROJECTS) Makefile
 demo: $(READY)  ## train a small GPT on 4 ranks through four faults, and compare with a run without any
 	$(BIN)/python examples/demo.py $(ARGS)
 
+# Most of a test's time goes by in waiting for others. All tests of a file stay in one process, where they share what they prepare.
 test: $(READY) $(NCCL)  ## run the tests (ARGS='-k plan' for some of them, ARGS='-m full' for the whole fault matrix)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 # The library alone is kept of the wheel's 300 MB: NCCL's ids and roots need no GPU. `make test NCCL=` skips their tests.
 build/nccl/%/libnccl.so.2: | $(READY)

@@ -46,7 +46,10 @@ class ShardGroup(Protocol):
         """Global ranks, ascending, this one among them."""
 
     def tree(self) -> Tree:
-        """The present state. Tensors are the live ones: contiguous ones are received into in place."""
+        """The present state. Tensors are the live ones: contiguous ones are received into in place.
+
+        The same object as before promises that nothing but the bytes of its tensors has changed.
+        """
 
     def fit(self, theirs: Tree) -> Tree:
         """Own tree for a donor's to be laid over. Raises ``UsageError`` if that cannot be this rank's state; changes nothing."""

@@ -4,6 +4,7 @@ What an optimizer keeps for a sharded parameter, its step counter too, belongs t
 each rank alone with its part: such a group has one replica.
 """
 
+import operator
 import zlib
 from collections.abc import Mapping, Sequence
 
@@ -18,6 +19,8 @@ from instep.torch.overlay import branch
 from instep.torch.protected import OptimizerState
 
 _PARTS, _PLAIN, _LAYOUTS, _ORDER = "shards", "plain", "layouts", "order"
+_STEADY = (Tensor, str, int, float, type(None))
+"""Types of values that are others when they have changed; tensors are looked at where they are."""
 _LISTED = 8
 """Replicas that a group's name lists; more are told apart by a checksum."""
 
@@ -36,12 +39,34 @@ class TensorShards:
         self._tensors, self._states = dict(tensors), dict(states)
         self._names = {id(t): key for key, t in tensors.items()}
         self._kinds = {key: f"{tuple(t.shape)} as {t.placements} over {tuple(t.device_mesh.mesh.shape)}" for key, t in tensors.items()}
+        self._made: Tree | None = None
+        self._from: tuple[list[object], list[int]] = [], []
 
-    @torch.no_grad()  # once for all parts: this is called at every commit when copies are kept
+    @torch.no_grad()  # once for all parts
     def tree(self) -> Tree:
-        """See ``adapter.ShardGroup``."""
-        objects = {key: [self._split(p, state.of(p)) for p in self._mine(state)] for key, state in self._states.items()}
-        return tree(kinds=self._kinds, tensors={key: local(t) for key, t in self._tensors.items()}, objects=objects)
+        """See ``adapter.ShardGroup``. The same object again while nothing but the bytes of its tensors may have changed.
+
+        It is asked for at every commit when copies are kept.
+        """
+        objects, places = self._source()
+        before, lay = self._from
+        same = places == lay and len(objects) == len(before) and all(map(operator.is_, objects, before))
+        if self._made is None or not same:
+            kept = {key: [self._split(p, state.of(p)) for p in self._mine(state)] for key, state in self._states.items()}
+            self._made = tree(kinds=self._kinds, tensors={key: local(t) for key, t in self._tensors.items()}, objects=kept)
+            self._from = objects, places
+        return self._made
+
+    def _source(self) -> tuple[list[object], list[int]]:
+        """All that the tree is made from, and the addresses of the parts of DTensors; something new where a value may change in place."""
+        objects: list[object] = [*self._tensors.values()]
+        for state in self._states.values():
+            for p in self._mine(state):
+                values = state.of(p)
+                objects.extend((p, None) if values is None else (p, *values, *values.values()))
+        parts = [o._local_tensor for o in objects if isinstance(o, DTensor)]
+        steady = all(isinstance(o, _STEADY) for o in objects)
+        return [*objects, *parts, None if steady else object()], [part.data_ptr() for part in parts]
 
     def fit(self, theirs: Tree) -> Tree:  # noqa: ARG002 - nothing depends on it
         """Names, shapes and placements are compared by ``overlay``; the number of parameters by their names."""

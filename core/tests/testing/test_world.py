@@ -78,7 +78,7 @@ def test_nothing_outlives_the_world(instep_nurseries: Callable[[Sequence[str]], 
 
 
 def test_only_own_files_in_shared_memory_count(world: World) -> None:
-    path = f"/dev/shm/instep-test-{os.getpid()}"
+    path = f"/dev/shm/a-test-{os.getpid()}"
     assert world.do(0, "broken_plugins:map_shared_memory", path=path).value == [[path], [], False]
 
 

@@ -234,3 +234,41 @@ def _switched(layer: Any) -> tuple[bool, bool, bool, bool, bool]:
     state, it = layer._get_fsdp_state(), group(layer)
     forward = it.post_forward_mesh_info is not None
     return it.reduce_grads, it.all_reduce_grads, it.reshard_after_backward, state._state_ctx.is_last_backward, forward
+
+
+def test_the_tree_is_the_same_object_until_it_consists_of_other_tensors(mesh: DeviceMesh) -> None:
+    module = model(mesh)
+    optimizer = torch.optim.AdamW(module.parameters())
+    shared = Shared()
+    shared.add("model", module)
+    shared.add("optimizer", optimizer)
+    shared.check_coverage()
+    shards = shared.shares()[1]
+
+    def step() -> object:
+        module(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        return shards.present()[0]
+
+    before, first = shards.present()[0], step()
+    weight = next(module.parameters())
+    state: dict[str, Any] = optimizer.state[weight]
+
+    assert first is not before
+    assert step() is first
+
+    state["exp_avg"] = state["exp_avg"].clone()
+    second = step()
+    assert second is not first
+    weight._local_tensor.data = weight._local_tensor.clone()
+    third = step()
+    assert third is not second
+    state["calls"] = 1.5
+    fourth = step()
+    assert fourth is not third
+    state["calls"] += 1.0
+    fifth = step()
+    assert fifth is not fourth
+    assert step() is fifth
+    state["seen"] = [1]
+    assert step() is not step()

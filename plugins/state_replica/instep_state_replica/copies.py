@@ -88,6 +88,7 @@ class Copy:
     reducers: list[object] = field(default_factory=list)
     sources: list[Tensor] = field(default_factory=list)
     told: tuple[bytes, tuple[int, ...]] | None = None
+    tree: object = None
 
     def tensors(self) -> list[Tensor]:
         """All tensors, as views of the parts."""
@@ -184,13 +185,13 @@ class Look:
 
 def capture(look: Look, step: int, before: Copy | None, spares: Spares, go_on: Callable[[], object]) -> Copy:
     """Copy a shard group; ``before`` is the last copy. ``go_on`` may raise, to stop it. Runs in any thread."""
-    frame, tensors = take(look.tree)
+    frame, tensors = (before.frame, before.sources) if before is not None and before.tree is look.tree else take(look.tree)
     same = before is not None and before.frame == frame and before.reducers == look.reducers
     arrangement = _arranged(tensors, before)
     known = before is not None and before.arrangement is arrangement
     first = spares.part(arrangement.sizes[0])
     with torch.no_grad():
-        if small := [tensors[at].detach() for at in arrangement.small]:
+        if small := [tensors[at] for at in arrangement.small]:
             torch._foreach_copy_(first.views(arrangement), small)
     parts, digests = [first], [first.digest()]
     for at in arrangement.large:
@@ -200,7 +201,7 @@ def capture(look: Look, step: int, before: Copy | None, spares: Spares, go_on: C
         digests.append(digest)
     if before is not None and known and before.digests[0] == digests[0]:
         parts[0] = before.parts[0]
-    copy = Copy(look.name, step, look.replicas, look.layouts, arrangement, parts, digests, frame, look.reducers, tensors)
+    copy = Copy(look.name, step, look.replicas, look.layouts, arrangement, parts, digests, frame, look.reducers, tensors, tree=look.tree)
     if before is not None and same and known:
         copy.told = before.told
     return copy
