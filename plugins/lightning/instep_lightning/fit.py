@@ -33,7 +33,8 @@ class Fit:
     """The training of one trainer. ``inside``: the block is running."""
 
     strategy: ClassVar[Mapping[str, object]] = members(Averaging) | members(RecoverableStrategy)
-    """What the strategy gets while the training runs; another framework's may need something else."""
+    loops: ClassVar[Mapping[str, Mapping[str, object]]] = LOOPS
+    """What the strategy and the loops get while the training runs; those of another framework may need something else."""
 
     def __init__(self, trainer: "Trainer", session: "Session") -> None:
         self.trainer, self.session = trainer, session
@@ -54,7 +55,7 @@ class Fit:
             trainer.num_sanity_val_steps = 0  # whole parameters would be gathered in set-up, and kept for replacements
         with ExitStack() as stack:
             stack.enter_context(loggers.once(trainer, self.session, self.effects))
-            for path, added in LOOPS.items():
+            for path, added in self.loops.items():
                 loop: object = trainer
                 for name in path.split("."):
                     loop = getattr(loop, name)

@@ -30,6 +30,10 @@ def check(trainer: "Trainer") -> None:
             "FSDPStrategy flattens parameters and keeps its communication out of reach: a step cannot be taken back; use "
             "ModelParallelStrategy with fully_shard (FSDP2) in configure_model, on a two-dimensional mesh if each shard is to have replicas"
         )
+    if any(cls.__name__ == "MegatronStrategy" for cls in type(strategy).__mro__):
+        raise UsageError(
+            "MegatronStrategy needs the callback of instep-nemo: `from instep_nemo import InstepCallback` (pip install 'instep[nemo]')"
+        )
     if not _is(strategy, _STRATEGIES):
         raise UsageError(f"{type(strategy).__name__} is not supported: use DDPStrategy or ModelParallelStrategy (FSDP2)")
     if getattr(strategy, "_start_method", "popen") != "popen":
@@ -38,6 +42,11 @@ def check(trainer: "Trainer") -> None:
         raise UsageError("DDPStrategy with a communication hook or model averaging keeps state that no rank could restore; leave it out")
     if not _is(precision, _PRECISIONS):
         raise UsageError(f"{type(precision).__name__} is not supported: use 32, 64, bf16 or 16, true or mixed")
+    check_options(trainer)
+
+
+def check_options(trainer: "Trainer") -> None:
+    """What holds for any strategy. Raises ``UsageError`` for a callback or an option of the trainer that is not supported."""
     for callback in trainer.callbacks:
         for cls in type(callback).__mro__:
             if cls.__name__ in _CALLBACKS and cls.__module__.startswith(root(trainer)):
