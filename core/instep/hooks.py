@@ -108,7 +108,7 @@ class Plugin(BaseModel):
 
         When: where a rank may have to return to: as a block begins, after each commit, at a recovery's end. ``book``: where peers are.
         Runs on: every rank, in the main thread; start what takes long, core waits for it before this rank's next barrier.
-        Return: what is kept, or None.
+        Return: what is kept, or None. Who keeps nothing as a block begins is not asked after its commits.
         Combine: all run; copies are merged into the vote.
         If it raises: a fault of this rank, at its next barrier.
         """

@@ -18,6 +18,7 @@ class Followers:
     def __init__(self, plugins: LoadedPlugins, board: Board, book: Callable[[], AddressBook | None]) -> None:
         self._plugins, self._board, self._book = plugins, board, book
         self._detectors, self._following, self._keeping = (list(plugins.every(hook)) for hook in ("detect", "committed", "keep"))
+        self._copying = self._keeping
         self._kept: dict[str, Kept] = {}
         self._failed: InstepError | None = None
 
@@ -35,20 +36,27 @@ class Followers:
                 run(step=step)
             except Exception:
                 log.exception("plugin %s: committed failed", plugin)
-        self.keep(step)
+        self._keep(step)
 
     def keep(self, step: int) -> None:
+        """As a block begins, or goes on after a fault: as behind a commit, and find out which plugins keep copies."""
+        self._copying = self._keeping
+        self._keep(step)
+        self._copying = [entry for entry in self._keeping if entry[0] in self._kept or self._failed is not None]
+
+    def _keep(self, step: int) -> None:
         """Have copies made of the state of ``step``, unless a recovery has begun, at whose end it will be; ``settled`` raises."""
-        self._failed, book = None, self._book()
-        if self._keeping and book is not None and not self._board.revoked:
-            for plugin, run in self._keeping:
-                try:
-                    kept = run(step=step, book=book)
-                except Exception as error:  # noqa: BLE001 - raised where the rank may fail
-                    self._failed = InstepError(f"plugin {plugin}: keep failed: {type(error).__name__}: {error}")
-                    continue
-                if kept is not None:
-                    self._kept[plugin] = kept  # type: ignore[assignment]
+        self._failed = None
+        if not self._copying or (book := self._book()) is None or self._board.revoked:
+            return
+        for plugin, run in self._copying:
+            try:
+                kept = run(step=step, book=book)
+            except Exception as error:  # noqa: BLE001 - raised where the rank may fail
+                self._failed = InstepError(f"plugin {plugin}: keep failed: {type(error).__name__}: {error}")
+                continue
+            if kept is not None:
+                self._kept[plugin] = kept  # type: ignore[assignment]
 
     def settled(self, seconds: float) -> bool:
         """Whether all copies are where they must be before this rank may enter a barrier; waits up to ``seconds``."""

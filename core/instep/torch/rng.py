@@ -5,6 +5,7 @@ import os
 import random
 import struct
 import sys
+from typing import Any
 
 import torch
 
@@ -32,19 +33,33 @@ class Generators:
 
     def __init__(self) -> None:
         self._python, self._torch, self._numpy = _Python(), _Torch(), _Numpy()
+        self._views: tuple[memoryview, ...] = ()
+        self._seen: object = None
+        self._parts: Parts = (b"",) * 4
 
     def parts(self) -> Parts:
         """The state of each generator: equal ones mean equal draws to come."""
-        return self._python.read(), self._torch.read(), _cuda(), self._numpy.read()
+        seen = b"".join(self._views), self._python.gauss, self._numpy.current()
+        if seen != self._seen or torch.cuda.is_initialized():
+            self._parts = self._python.read(), self._torch.read(), _cuda(), self._numpy.read()
+            watched = self._python, self._torch, self._numpy
+            before, self._views = self._views, tuple(view for w in watched for view in w.views)
+            self._seen = seen if before == self._views and all(w.watches for w in watched) else None
+        return self._parts
 
 
 class _Watched:
     """One generator and its places in memory, where they were found."""
 
     def __init__(self) -> None:
-        self._views: tuple[memoryview, ...] = ()
+        self.views: tuple[memoryview, ...] = ()
         self._seen: object = None
         self._state = b""
+
+    @property
+    def watches(self) -> bool:
+        """Whether what is looked at tells all."""
+        return bool(self._seen)
 
     def read(self) -> bytes:
         """The present state."""
@@ -55,7 +70,7 @@ class _Watched:
         return self._state
 
     def _look(self) -> object:
-        return b"".join(self._views)
+        return b"".join(self.views)
 
     def _ask(self) -> bytes:
         raise NotImplementedError
@@ -75,10 +90,16 @@ class _Python(_Watched):
         if type(self._generator).__basicsize__ >= object.__basicsize__ + _MT19937:
             words = _python()[:_MT19937]
             if ctypes.string_at(at, _MT19937) == words[-4:] + words[:-4]:
-                self._views = (_memory(at, _WATCHED),)
+                self.views = (_memory(at, _WATCHED),)
+
+    @property
+    def gauss(self) -> float | None:
+        """The second normal number of a pair, which is kept outside of the generator's words."""
+        kept: float | None = self._generator.gauss_next  # type: ignore[attr-defined]
+        return kept
 
     def _look(self) -> object:
-        return self._views and (bytes(self._views[0]), self._generator.gauss_next)  # type: ignore[attr-defined]
+        return self.views and (bytes(self.views[0]), self.gauss)
 
     def _ask(self) -> bytes:
         return _python()
@@ -90,7 +111,7 @@ class _Torch(_Watched):
     def __init__(self) -> None:
         super().__init__()
         if (at := _engine(torch.default_generator)) is not None:
-            self._views = _memory(at, _WATCHED), _memory(at + _TORCH_HEAD.size + 624 * 4, _TORCH_STORE)
+            self.views = _memory(at, _WATCHED), _memory(at + _TORCH_HEAD.size + 624 * 4, _TORCH_STORE)
 
     def _ask(self) -> bytes:
         return _torch()
@@ -106,16 +127,23 @@ class _Numpy(_Watched):
         super().__init__()
         self._generator: object = None
 
+    def current(self) -> object:
+        """Numpy's present generator."""
+        numpy = sys.modules.get("numpy")
+        return None if numpy is None else numpy.random.get_bit_generator()
+
+    @property
+    def watches(self) -> bool:
+        """As without numpy."""
+        return self._generator is None or super().watches
+
     def read(self) -> bytes:
         """The present state, empty without numpy."""
-        numpy = sys.modules.get("numpy")
-        if numpy is None:
-            return b""
-        generator = numpy.random.get_bit_generator()
+        generator: Any = self.current()
         if generator is not self._generator:
-            self._generator, self._seen, self._views = generator, None, ()
+            self._generator, self._seen, self.views = generator, None, ()
             if type(generator).__name__ == "MT19937":  # words, then the position
-                self._views = (_memory(generator.ctypes.state_address + _MT19937 - _WATCHED, _WATCHED),)
+                self.views = (_memory(generator.ctypes.state_address + _MT19937 - _WATCHED, _WATCHED),)
         return super().read()
 
     def _ask(self) -> bytes:

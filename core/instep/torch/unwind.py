@@ -9,8 +9,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from statistics import median
 from types import FrameType
 
@@ -31,14 +30,15 @@ class Sections:
     def __init__(self) -> None:
         self._masked = 0
 
-    @contextmanager
-    def library(self) -> Iterator[None]:
-        """A section that must not be cut."""
+    def library(self) -> "Sections":
+        """For a ``with`` whose body must not be cut."""
+        return self
+
+    def __enter__(self) -> None:
         self.mask()
-        try:
-            yield
-        finally:
-            self.unmask()
+
+    def __exit__(self, *_: object) -> None:
+        self.unmask()
 
     def mask(self) -> None:
         """Enter a section that must not be cut."""
