@@ -1,0 +1,19 @@
+"""``nemo``: what NeMo needs of the processes it runs in, before they import it."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from instep.hooks import Plugin, hookimpl
+
+NAME = "nemo"
+
+
+class Nemo(Plugin):
+    """Keeps what NeMo imports from starting threads, so that the fork server can import it ahead of all ranks and their replacements."""
+
+    HOOK_API: ClassVar[int] = 1
+
+    @hookimpl
+    def environment(self) -> Mapping[str, str]:
+        """pyarrow's jemalloc, which Hugging Face's data sets bring in, has a thread of its own unless it is told not to."""
+        return {"JE_ARROW_MALLOC_CONF": "background_thread:false"}

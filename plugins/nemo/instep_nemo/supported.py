@@ -1,0 +1,58 @@
+"""What cannot be recovered is refused before training begins, by name and with what to use instead."""
+
+from typing import TYPE_CHECKING
+
+from instep.errors import UsageError
+from instep_lightning import supported
+from instep_lightning.flavour import Foreign
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+    from instep.session import Session
+
+
+def check(trainer: "Trainer") -> None:
+    """Before set-up. Raises ``UsageError`` for a strategy, a callback or an option of the trainer that is not supported."""
+    from nemo.lightning.pytorch.strategies import MegatronStrategy
+
+    strategy: Foreign = trainer.strategy
+    if not isinstance(strategy, MegatronStrategy):
+        supported.check(trainer)
+        raise UsageError(
+            f"instep_nemo's callback is for nemo.lightning.MegatronStrategy, this trainer has {type(strategy).__name__}: use the callback of "
+            "instep-lightning (`from instep_lightning import InstepCallback`)"
+        )
+    if strategy._fsdp is not None:
+        raise UsageError(
+            "MegatronStrategy(fsdp='megatron') keeps its shards in buffers of its own, which no rank could restore: use the distributed "
+            "optimizer with num_distributed_optimizer_instances=2"
+        )
+    if strategy.ddp_config is None:
+        raise UsageError("MegatronStrategy(ddp='pytorch') has no Megatron DDP to recover: use ddp='megatron', the default")
+    supported.check_options(trainer)
+
+
+def check_built(trainer: "Trainer", session: "Session") -> None:
+    """Behind set-up. Raises ``UsageError`` for an optimizer that is not Megatron's, or whose state one rank alone would have."""
+    strategy: Foreign = trainer.strategy
+    optimizers = strategy.optimizers
+    if len(optimizers) != 1 or not hasattr(optimizers[0], "mcore_optimizer"):
+        kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers) or "none"
+        raise UsageError(f"MegatronStrategy with optimizers of its own ({kinds}): use one nemo.lightning.MegatronOptimizerModule")
+    replica: Foreign = session.plugin("state_replica")
+    alone(
+        instances=strategy.num_distributed_optimizer_instances,
+        distributed=bool(strategy.ddp_config.use_distributed_optimizer),
+        kept=bool(replica is not None and (replica.buddies or replica.checkpoint is not None)),
+    )
+
+
+def alone(*, instances: int, distributed: bool, kept: bool) -> None:
+    """Raise ``UsageError`` if the optimizer's state is on one rank only. ``kept``: `state_replica` keeps buddies or checkpoints."""
+    if distributed and instances == 1 and not kept:
+        raise UsageError(
+            "MegatronStrategy(num_distributed_optimizer_instances=1): each shard of the distributed optimizer is on one rank alone, and lost "
+            "with it. Set num_distributed_optimizer_instances=2, so that each shard has a twin, or have copies kept on another rank: "
+            "plugins.state_replica.buddies = true"
+        )
