@@ -1,4 +1,4 @@
-"""Private state of a rank under Lightning: where its loops stand, what was logged and counted since, the state of its callbacks."""
+"""Private state of a rank under Lightning: where its loops stand, what was logged and counted since, what callbacks and module keep."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from instep import codec
 from instep.errors import UsageError
-from instep_lightning import callbacks, data, progress, results
+from instep_lightning import attributes, callbacks, data, progress, results
 from instep_lightning.flavour import Foreign
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Record:
             "validation": results.dump(trainer.fit_loop.epoch_loop.val_loop._results),
             "metrics": results.dump_metrics(trainer),
             "callbacks": callbacks.dump(trainer),
+            "attributes": attributes.dump(trainer),
             "position": data.position(trainer),
             "effects": self._effects.position,
             "kept": self._keep() if midway and self._wants else None,
@@ -82,6 +83,7 @@ class Record:
         results.load(trainer, trainer.fit_loop.epoch_loop.val_loop._results, state["validation"])
         results.load_metrics(trainer, state["metrics"])
         callbacks.load(trainer, state["callbacks"])
+        attributes.load(trainer, state["attributes"])
         self._effects.position = state["effects"]
         self._undo.capture()  # shared state has been restored by now, if there was any to restore
 

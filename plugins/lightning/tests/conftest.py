@@ -41,9 +41,9 @@ def varied(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> object:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What needs a GPU runs with ``-m gpu`` only."""
-    if "gpu" not in str(config.getoption("-m")):
-        left_out = [item for item in items if item.get_closest_marker("gpu")]
-        if left_out:
+    """What needs a GPU runs with ``-m gpu`` only, what takes long with ``-m full``."""
+    for marker in ("gpu", "full"):
+        left_out = [item for item in items if item.get_closest_marker(marker)]
+        if left_out and marker not in str(config.getoption("-m")):
             config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+            items[:] = [item for item in items if not item.get_closest_marker(marker)]

@@ -2,18 +2,14 @@
 
 import argparse
 import json
-import os
 import random
-import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import light_damage as damage
 import numpy as np
 import torch
+from light_callbacks import Counting, Dying, Waiting
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -26,12 +22,13 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
-from instep.session import current
 from instep.testing import point
 from instep.testing.finals import digest
 from instep_lightning import InstepCallback
 
 ROWS = 240
+SHARDED = {"fsdp": (2, 2), "buddies": (4, 1)}
+"""Sizes of the mesh: of the second, each shard is on one rank alone."""
 
 
 class Midway(torch.autograd.Function):
@@ -47,44 +44,22 @@ class Midway(torch.autograd.Function):
         return gradient
 
 
-class Counting(Callback):
-    """A user's callback with state, which looks at batches and at what came of them."""
-
-    def __init__(self) -> None:
-        self.seen, self.total, self.epochs = 0, 0.0, 0
-
-    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        point("batch_end")
-        self.seen += len(batch[0])
-        self.total += float(outputs["loss"]) * (batch_idx + 1)
-
-    def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
-        point("epoch_end")
-        self.epochs += 1
-
-    def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
-        point("epoch_start")
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seen": self.seen, "total": self.total, "epochs": self.epochs}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.seen, self.total, self.epochs = state_dict["seen"], state_dict["total"], state_dict["epochs"]
-
-
 class Net(LightningModule):
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__()
         self.args = args
-        norm: nn.Module = nn.LayerNorm(32) if args.mode == "fsdp" else nn.BatchNorm1d(32)
+        norm: nn.Module = nn.LayerNorm(32) if args.mode in SHARDED else nn.BatchNorm1d(32)
         self.body = nn.Sequential(nn.Linear(8, 32), norm, nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 32), nn.ReLU())
         self.head = nn.Linear(32, 4)
         self.mean = MeanMetric()
+        self.outputs: list[Tensor] = []
+        self.held_out: dict[str, int] = {}
         self.automatic_optimization = args.mode != "manual"
 
     def configure_model(self) -> None:
-        if self.args.mode == "fsdp" and not isinstance(self.head.weight, DTensor):
-            mesh: Any = self.device_mesh  # two-dimensional: each shard has a replica
+        if self.args.mode in SHARDED and not isinstance(self.head.weight, DTensor):
+            whole: Any = self.device_mesh  # two-dimensional: each shard has a replica
+            mesh = whole if self.args.mode == "fsdp" else whole["data_parallel"]
             for part in (self.body, self.head):
                 fully_shard(part, mesh=mesh)
             fully_shard(self, mesh=mesh)
@@ -96,24 +71,27 @@ class Net(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         point("training_step")
         if not self.automatic_optimization:
-            return self.by_hand(batch)
+            return self.by_hand(batch, batch_idx)
         loss = self.loss(batch)
         self.mean.update(loss.detach())
+        self.outputs.append(loss.detach())
         self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
         self.log("mean", self.mean, on_step=False, on_epoch=True)
         return {"loss": loss, "twice": 2 * loss.detach()}
 
-    def by_hand(self, batch: Any) -> Any:
+    def by_hand(self, batch: Any, batch_idx: int) -> Any:
         first, second = self.optimizers()
         loss = self.loss(batch)
-        first.zero_grad()
-        second.zero_grad()
         self.manual_backward(loss)
-        first.step()
-        point("between_optimizers")
-        second.step()
-        for scheduler in self.lr_schedulers():
-            scheduler.step()
+        if (batch_idx + 1) % self.args.accumulate == 0:
+            first.step()
+            point("between_optimizers")
+            second.step()
+            first.zero_grad()
+            second.zero_grad()
+            for scheduler in self.lr_schedulers():
+                scheduler.step()
+        self.outputs.append(loss)
         self.log("loss", loss, sync_dist=True)
         return {"loss": loss.detach()}
 
@@ -127,6 +105,13 @@ class Net(LightningModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         point("validation")
         self.log("held_out", self.loss(batch) + 0.1 * torch.rand(()), sync_dist=True)
+        if not self.trainer.sanity_checking:  # Lightning leaves that check out when it restarts
+            self.held_out["batches"] = self.held_out.get("batches", 0) + 1
+
+    def on_train_epoch_end(self) -> None:
+        self.log("collected", torch.stack([torch.zeros(()), *self.outputs]).mean(), sync_dist=True)
+        self.log("batches", float(len(self.outputs)) + self.held_out.get("batches", 0), sync_dist=True)
+        self.outputs.clear()  # as Lightning has scripts collect what steps return
 
     def configure_optimizers(self) -> Any:
         if not self.automatic_optimization:
@@ -139,38 +124,6 @@ class Net(LightningModule):
         each = torch.optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.9)
         epochs = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         return [optimizer], [{"scheduler": each, "interval": "step"}, {"scheduler": epochs, "interval": "epoch"}]
-
-
-class Dying(Callback):
-    """Ranks that are lost together, once: all of them have reached the step. ``harm``: what the newest checkpoints suffer before."""
-
-    def __init__(self, ranks: list[int], step: int, harm: list[str]) -> None:
-        self.ranks, self.step, self.harm = ranks, step, harm
-
-    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
-        session = current()
-        if session is not None and not session.incarnation and session.step == self.step:
-            torch.distributed.barrier()
-            if session.rank == 0 and isinstance(saving := trainer.checkpoint_callback, ModelCheckpoint):
-                newest = sorted(Path(str(saving.dirpath)).iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-                for path, how in zip(newest, self.harm, strict=False):
-                    damage.HARM[how](path)
-            torch.distributed.barrier()
-            if session.rank in self.ranks:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Waiting(Callback):
-    """Saving goes on beside the training, which takes no time here."""
-
-    def __init__(self, there: Callable[[], bool]) -> None:
-        self.there = there
-
-    def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
-        deadline = time.monotonic() + 60
-        while trainer.current_epoch == 2 and not self.there():
-            assert time.monotonic() < deadline, "no checkpoint is complete"
-            time.sleep(0.01)
 
 
 def loaders(workers: int = 0) -> tuple[DataLoader[Any], DataLoader[Any]]:
@@ -195,6 +148,7 @@ def final(trainer: Trainer, net: Net, counting: Counting) -> dict[str, object]:
         "counters": [trainer.global_step, trainer.current_epoch, state.total_batch_idx, state._batches_that_stepped],
         "metrics": {key: float(value) for key, value in sorted(trainer.callback_metrics.items())},
         "counting": counting.state_dict(),
+        "kept": [net.held_out, digest(net.outputs)],
         "stopped": trainer.should_stop,
         "scale": digest(trainer.precision_plugin.state_dict()),
     }
@@ -203,10 +157,11 @@ def final(trainer: Trainer, net: Net, counting: Counting) -> dict[str, object]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--mode", default="automatic", choices=["automatic", "plateau", "manual", "fsdp"])
+    parser.add_argument("--mode", default="automatic", choices=["automatic", "plateau", "manual", *SHARDED])
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--precision", default="32-true")
     parser.add_argument("--scaled", action="store_true", help="half precision with a gradient scaler")
     parser.add_argument("--saved", action="store_true", help="wait in the middle of the run until a checkpoint of instep is complete")
     parser.add_argument("--workers", type=int, default=0)
@@ -236,9 +191,10 @@ def made(args: argparse.Namespace, counting: Counting, **more: Any) -> Trainer:
     options: dict[str, Any] = {
         "accelerator": "cpu",
         "devices": args.ranks,
-        "strategy": ModelParallelStrategy(2, 2, save_distributed_checkpoint=not args.whole) if args.mode == "fsdp" else "ddp",
+        "strategy": ModelParallelStrategy(*mesh, save_distributed_checkpoint=not args.whole) if (mesh := SHARDED.get(args.mode)) else "ddp",
         "max_epochs": args.epochs,
         "plugins": [MixedPrecision("16-mixed", "cpu", GradScaler("cpu", init_scale=256.0, growth_interval=5))] if args.scaled else None,
+        "precision": None if args.scaled else args.precision,
         "log_every_n_steps": 1,
         "val_check_interval": 0.5,
         "enable_progress_bar": False,

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from light_job import Counting, Net, loaders
+from light_callbacks import Counting
+from light_job import Net, loaders
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.callbacks import StochasticWeightAveraging

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from light_job import Counting, Net, final
+from light_callbacks import Counting
+from light_job import Net, final
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -57,6 +58,7 @@ class Varied(Net):
         point("training_step")
         losses = [self.loss(part) for part in batch.values() if part is not None]
         loss = torch.stack(losses).mean()
+        self.outputs.append(loss.detach())
         self.mean.update(loss.detach())
         self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
         self.log_dict({"first": losses[0], "last": losses[-1]}, on_step=False, on_epoch=True)
