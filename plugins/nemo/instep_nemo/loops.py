@@ -23,6 +23,7 @@ class NemoEpoch:
         trainer, call = self.trainer, part(self.trainer, "trainer.call")
         fetcher = trainer.fit_loop._data_fetcher
         outcome, _ = self._instep.resumed()
+        self._results.batch = self._instep.record.before
         self._instep.log_update()
         self.automatic_optimization.optim_progress.optimizer.step.increment_completed()
         self.batch_progress.increment_processed()

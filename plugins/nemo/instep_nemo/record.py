@@ -22,12 +22,16 @@ _HOOKS = ("on_train_batch_start", "on_train_batch_end")
 
 
 class NemoRecord(Record):
-    """``fetched``: where the fetcher stood behind the step that the record is of."""
+    """``fetched``: where the fetcher stood behind the step that the record is of.
+
+    ``before``: in place of the batch of the step before that one, by whose size Lightning weighs what is logged.
+    """
 
     def __init__(self, trainer: "Trainer", effects: "Effects", undo: "Undo") -> None:
         super().__init__(trainer, effects, undo)
         self._wants = wants(trainer)
         self.fetched: Mapping[str, Foreign] = {}
+        self.before: Tensor | None = None
 
     def state_dict(self) -> dict[str, object]:
         """Lightning's, with NeMo's beside it."""
@@ -35,6 +39,7 @@ class NemoRecord(Record):
         if self._offered is not None and self._wants and self._keeping is None:
             self._offered = (self._offered[0], fetcher._batch)
         fetched = {key: getattr(fetcher, key) for key in _FETCHED} | {"samples": _samples(fetcher._batch)}
+        fetched["before"] = _samples(self._trainer.fit_loop.epoch_loop._results.batch)
         return {**super().state_dict(), "fetched": fetched, "sampled": self._sampled()}
 
     def load_state_dict(self, state: Mapping[str, Foreign], /) -> None:
@@ -50,9 +55,8 @@ class NemoRecord(Record):
         for key in _FETCHED:
             setattr(fetcher, key, self.fetched[key])
         _, batch = self.kept or (None, None)
-        samples = self.fetched["samples"]
-        # Lightning wants the number of its samples alone.
-        fetcher._batch = batch if batch is not None else None if samples is None else torch.empty(samples, 0)
+        fetcher._batch = batch if batch is not None else _like(self.fetched["samples"])
+        self.before = _like(self.fetched["before"])
 
     def _sampler(self) -> Foreign:
         return self._trainer.strategy.data_sampler
@@ -80,3 +84,8 @@ def _samples(batch: Foreign) -> int | None:
     from lightning.pytorch.utilities.data import extract_batch_size
 
     return int(extract_batch_size(batch))
+
+
+def _like(samples: int | None) -> Tensor | None:
+    """In place of a batch of which the number of samples alone is asked for."""
+    return None if samples is None else torch.empty(samples, 0)
