@@ -76,6 +76,6 @@ class NemoFit(Fit):
         """NeMo would transform the model, and make its optimizer, when the first epoch begins."""
         from nemo.lightning.pytorch.callbacks import ModelTransform
 
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+        for callback in self.trainer.callbacks:
             if isinstance(callback, ModelTransform):
                 callback._maybe_apply_transform(self.trainer)

@@ -15,5 +15,5 @@ class Nemo(Plugin):
 
     @hookimpl
     def environment(self) -> Mapping[str, str]:
-        """pyarrow's jemalloc, which Hugging Face's data sets bring in, has a thread of its own unless it is told not to."""
+        """Pyarrow's jemalloc, which Hugging Face's data sets bring in, has a thread of its own unless it is told not to."""
         return {"JE_ARROW_MALLOC_CONF": "background_thread:false"}

@@ -26,7 +26,7 @@ class Joined:
 
 
 class CommittingStrategy:
-    """Gradients are reduced and the norm is known inside of Megatron's ``optimizer.step()``, where the commit opens; NeMo logs behind it."""
+    """The commit opens inside of Megatron's ``optimizer.step()``, once gradients are reduced; NeMo logs their norm behind it."""
 
     _instep: "NemoFit"
 

@@ -20,8 +20,8 @@ def check(trainer: "Trainer") -> None:
     if not isinstance(strategy, MegatronStrategy):
         supported.check(trainer)
         raise UsageError(
-            f"instep_nemo's callback is for nemo.lightning.MegatronStrategy, this trainer has {type(strategy).__name__}: use the callback of "
-            "instep-lightning (`from instep_lightning import InstepCallback`)"
+            f"instep_nemo's callback is for nemo.lightning.MegatronStrategy, this trainer has {type(strategy).__name__}: use the "
+            "callback of instep-lightning (`from instep_lightning import InstepCallback`)"
         )
     if strategy._fsdp is not None:
         raise UsageError(
@@ -52,7 +52,7 @@ def alone(*, instances: int, distributed: bool, kept: bool) -> None:
     """Raise ``UsageError`` if the optimizer's state is on one rank only. ``kept``: `state_replica` keeps buddies or checkpoints."""
     if distributed and instances == 1 and not kept:
         raise UsageError(
-            "MegatronStrategy(num_distributed_optimizer_instances=1): each shard of the distributed optimizer is on one rank alone, and lost "
-            "with it. Set num_distributed_optimizer_instances=2, so that each shard has a twin, or have copies kept on another rank: "
+            "MegatronStrategy(num_distributed_optimizer_instances=1): each shard of the distributed optimizer is on one rank alone, and "
+            "lost with it. Set num_distributed_optimizer_instances=2, so that each shard has a twin, or have copies kept on another rank: "
             "plugins.state_replica.buddies = true"
         )

@@ -66,7 +66,8 @@ class Counting(Callback):
         return {key: getattr(self, key) for key in ("seen", "total", "epochs", "validated")}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        vars(self).update(state_dict)
+        for key, value in state_dict.items():
+            setattr(self, key, value)
 
 
 def final(trainer: Any, counting: Counting) -> dict[str, object]:

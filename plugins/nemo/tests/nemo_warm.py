@@ -1,9 +1,7 @@
 """NeMo for a CPU, imported once in the fork server: the imports take longer than a whole test job."""
 
 import importlib
-import sys
 import warnings
-from pathlib import Path
 
 import nemo_shim
 
