@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from instep.agent import records
 from instep.errors import InstepError, UsageError
 from instep.torch import buffers as buffers_module
+from instep.torch import rng
 from instep.torch.private import Private
 
 
@@ -224,6 +225,42 @@ def test_large_buffers_are_copied_when_their_version_moves(record: int, monkeypa
     other = Holder(mask=100)
     private(record, other).load(3)
     assert other.mask.nonzero().tolist() == [[3]]
+
+
+def test_a_copy_comes_back_into_large_buffers(record: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the slot held before counts no longer, though no version moved since then."""
+    monkeypatch.setattr(buffers_module, "_SMALL", 64)
+    model = Holder(mask=100)
+    state = private(record, model)
+    model.mask[3] = 1
+    state.write(5)
+    copy = state.capture(5)
+    model.mask[4] = 1
+    for step in (6, 7, 8):
+        state.write(step)
+    state.take(8, copy)
+    state.load(8)
+    assert model.mask.nonzero().tolist() == [[3]]
+
+
+def test_what_stands_still_is_written_once(record: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot that holds what is to be written is made valid for its new step, and only that."""
+    state, join, joined = private(record), rng.join, []
+
+    def counted(parts: rng.Parts) -> bytes:
+        joined.append(1)
+        return join(parts)
+
+    monkeypatch.setattr(rng, "join", counted)
+    for step in range(7):
+        state.write(step)
+    assert not joined
+    wanted = torch.rand(3)
+    state.write(7)
+    assert len(joined) == 1
+    torch.rand(3)
+    private(record).load(6)
+    assert torch.rand(3).equal(wanted)
 
 
 def test_a_buffer_that_changes_in_a_body_is_shared_from_then_on(record: int) -> None:

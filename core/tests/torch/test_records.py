@@ -89,6 +89,15 @@ def test_a_successor_with_other_needs_finds_the_slots_of_its_predecessor(record:
         assert bytes(successor.flat(5)) == b"\5" * FLAT
 
 
+def test_a_slot_that_holds_the_very_payload_is_valid_for_its_new_step(record: int) -> None:
+    slots, same, other = Slots(record, meta=64, flat=0), b"the same", b"other"
+    for step, meta in enumerate((same, same, other, same, other, other, same, same, same)):
+        slots.begin(step)
+        slots.end(step, meta, layout=1)
+        assert Slots(record, meta=64, flat=0).load(step, 1) == meta
+    assert [slots.load(step, 1) for step in (6, 7, 8)] == [same, same, same]
+
+
 def test_growth_beyond_what_was_reserved_names_the_cause(record: int) -> None:
     slots = Slots(record, meta=16, flat=0)
     slots.begin(0)

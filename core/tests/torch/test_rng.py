@@ -45,6 +45,46 @@ def test_generators_are_read_right_whatever_was_drawn() -> None:
         assert rng.join(generators.parts()) == rng.capture()
 
 
+def test_torch_s_second_normal_number_is_seen_to_go() -> None:
+    """The engine does not move when it is drawn."""
+    generators = rng.Generators()
+    for _ in range(4):
+        torch.randn(1)
+        for _ in range(3):
+            assert generators.parts()[1] == rng._torch()
+
+
+def test_another_generator_of_numpy_is_noticed() -> None:
+    generators, before = rng.Generators(), np.random.get_bit_generator()  # type: ignore[attr-defined]
+    try:
+        for seed in (1, 2, 2):
+            for _ in range(3):
+                assert generators.parts()[3] == rng._numpy()
+            np.random.set_bit_generator(np.random.MT19937(seed))  # type: ignore[attr-defined]
+    finally:
+        np.random.set_bit_generator(before)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("place", ["_engine", "_memory"])
+def test_a_generator_that_is_not_found_in_memory_is_asked_each_time(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rng, place, lambda *_: None if place == "_engine" else memoryview(b""))
+    generators = rng.Generators()
+    for _ in range(5):
+        draws()
+        assert rng.join(generators.parts()) == rng.capture()
+
+
+def test_generators_that_stand_still_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng.seed_all(3)
+    generators = rng.Generators()
+    for _ in range(2):
+        parts = generators.parts()
+    for ask in ("_python", "_torch", "_numpy"):
+        monkeypatch.setattr(rng, ask, None)
+    for _ in range(3):
+        assert all(new is old for new, old in zip(generators.parts(), parts, strict=True))
+
+
 def test_python_is_asked_only_when_its_memory_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     generators, asked, ask = rng.Generators(), [], rng._python
 
