@@ -149,7 +149,7 @@ class Gate:
             self.header.put("waiting", 0)
 
     def show_waiting(self) -> None:
-        """At each beat: main may wait in C++ for a future that peers have to complete, as DDP's reducer does."""
+        """At each beat: main may wait in C++ for a future that peers have to complete."""
         pending = next(iter(self.proxies.copy()), None)
         if pending is not None and not self._waits:
             self.header.operation(pending.label)
