@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, metadata
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points, metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -34,7 +34,7 @@ class Found:
 class Listing:
     """One line of ``instep plugins``. ``hooks`` and ``api`` are read from the source text.
 
-    ``why`` says what is broken, ``soon`` what will be: hooks that are going away.
+    ``why`` says what is broken, ``soon`` what will be: hooks that are going away, and for one that is off what enabling it needs.
     """
 
     name: str
@@ -49,11 +49,15 @@ class Listing:
 
 
 class Surface(NamedTuple):
-    """What a plugin's source text shows: its hooks in lifecycle order, the hook api it declares, and what is wrong, if anything."""
+    """What a plugin's source text shows: its hooks in lifecycle order, the hook api it declares, and what is wrong, if anything.
+
+    ``needs``: distributions that it says it works with, and that are not there.
+    """
 
     hooks: tuple[str, ...] = ()
     api: int | None = None
     why: str | None = None
+    needs: tuple[str, ...] = ()
 
 
 def installed() -> Mapping[str, tuple[Found, ...]]:
@@ -86,9 +90,11 @@ def listings(config: Config, *, deprecated: Mapping[str, Deprecated] = DEPRECATE
             continue
         found = claims[0]
         shown = read_surface(found)
-        status: Status = "broken" if shown.why else "enabled" if on else "off"
+        lacks = tuple(_lacks(found, shown))
+        why = shown.why or ("\n".join(lacks) if on and lacks else None)
+        status: Status = "broken" if why else "enabled" if on else "off"
         soon = tuple(f"{found}: {deprecated[hook].tell(hook)}" for hook in shown.hooks if hook in deprecated)
-        yield Listing(name, status, found.distribution, found.version, on, shown.api, shown.hooks, shown.why, soon)
+        yield Listing(name, status, found.distribution, found.version, on, shown.api, shown.hooks, why, soon + (() if why else lacks))
 
 
 def enabled(config: Config) -> Mapping[str, Mapping[str, object]]:
@@ -111,7 +117,8 @@ def read_surface(found: Found) -> Surface:
             api = _declared_api(node)
             wrong = [*_wrong(methods), *filter(None, [misfit(api)])]
             hooks = tuple(hook for hook in HOOKS if methods.get(hook))
-            return Surface(hooks, api, "\n".join(f"{found}: {fault}" for fault in wrong) or None)
+            needs = tuple(name for name in _declared_needs(node) if not _there(name))
+            return Surface(hooks, api, "\n".join(f"{found}: {fault}" for fault in wrong) or None, needs)
     return Surface()
 
 
@@ -123,12 +130,43 @@ def _wrong(methods: Mapping[str, bool]) -> Iterator[str]:
             yield f"'{name}' has the name of a hook without its mark; write @instep.hookimpl above it"
 
 
+def _lacks(found: Found, shown: Surface) -> Iterator[str]:
+    """What to say about distributions that a plugin needs. Its own distribution has an extra of the plugin's name for them."""
+    if shown.needs:
+        extra = f"{found.distribution}[{found.name.replace('_', '-')}]"
+        yield f"{found} needs {' and '.join(shown.needs)}, which {_is(shown.needs)} not installed; type: pip install '{extra}'"
+
+
+def _is(names: tuple[str, ...]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _there(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
 def _declared_api(node: ast.ClassDef) -> int | None:
+    value = _declared(node, "HOOK_API")
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, int) else None
+
+
+def _declared_needs(node: ast.ClassDef) -> Iterator[str]:
+    value = _declared(node, "NEEDS")
+    for each in value.elts if isinstance(value, ast.Tuple | ast.List) else ():
+        if isinstance(each, ast.Constant) and isinstance(each.value, str):
+            yield each.value
+
+
+def _declared(node: ast.ClassDef, name: str) -> ast.expr | None:
+    """What a class gives a name in its body, as it stands there."""
     for item in node.body:
         targets = [item.target] if isinstance(item, ast.AnnAssign) else item.targets if isinstance(item, ast.Assign) else []
-        named = any(isinstance(target, ast.Name) and target.id == "HOOK_API" for target in targets)
-        if named and isinstance(item, ast.AnnAssign | ast.Assign) and isinstance(item.value, ast.Constant):
-            return item.value.value if isinstance(item.value.value, int) else None
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return item.value if isinstance(item, ast.AnnAssign | ast.Assign) else None
     return None
 
 

@@ -188,6 +188,15 @@ def test_a_listing_tells_of_hooks_that_are_going_away(install: Install) -> None:
     assert line.why is None
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_a_listing_tells_which_distributions_a_plugin_needs(install: Install, on: bool) -> None:
+    source = textwrap.dedent(GOOD) + "    NEEDS: 'ClassVar[tuple[str, ...]]' = ('pluggy', 'no-such-framework')\n"
+    install("needy", source, distribution="instep-needy")
+    (line,) = (line for line in discovery.listings(config(needy=on)) if line.name == "needy")
+    said = "plugin 'needy' (instep-needy 1.2.3) needs no-such-framework, which is not installed; type: pip install 'instep-needy[needy]'"
+    assert (line.status, line.why, line.soon) == (("broken", said, ()) if on else ("off", None, (said,)))
+
+
 class First(Plugin):
     """Answers ``plan`` and counts what it was asked."""
 
@@ -260,7 +269,7 @@ def test_core_refuses_a_plugin_that_took_its_name() -> None:
         loaded.register("core", First(answer="x"))
 
 
-@pytest.mark.parametrize("name", ["init_gloo", "state_replica", "mmap_loader"])
+@pytest.mark.parametrize("name", ["init_gloo", "state_replica", "mmap_loader", "nemo"])
 def test_the_shipped_plugins_load_and_show_in_their_source_what_they_implement(name: str) -> None:
     pytest.importorskip("torch")
     if name not in discovery.installed():

@@ -12,6 +12,7 @@ class Nemo(Plugin):
     """Keeps what NeMo imports from starting threads, so that the fork server can import it ahead of all ranks and their replacements."""
 
     HOOK_API: ClassVar[int] = 1
+    NEEDS: ClassVar[tuple[str, ...]] = ("nemo-toolkit", "megatron-core")
 
     @hookimpl
     def environment(self) -> Mapping[str, str]:

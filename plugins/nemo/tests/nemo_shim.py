@@ -31,10 +31,13 @@ def after() -> None:
     """Answer what Megatron and NeMo keep for themselves."""
     mcore_shim.after()
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
-    from nemo.collections.llm.peft import lora
+    from nemo.collections.llm.peft import lora, module_matcher, utils
     from nemo.lightning import megatron_init
 
     lora.te = SimpleNamespace(Linear=None)  # LoRA compares classes with Transformer Engine's, also where there is none
+    for module in (module_matcher, utils):
+        for name in [name for name in vars(module) if name.startswith("HAVE_TE")]:
+            setattr(module, name, False)  # Megatron has names for its classes without it
     seed = megatron_init._set_random_seed
 
     def seeded(number: int) -> None:
