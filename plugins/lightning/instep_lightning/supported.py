@@ -32,7 +32,7 @@ def check(trainer: "Trainer") -> None:
         )
     if any(cls.__name__ == "MegatronStrategy" for cls in type(strategy).__mro__):
         raise UsageError(
-            "MegatronStrategy needs the callback of instep-nemo: `from instep_nemo import InstepCallback` (pip install 'instep[nemo]')"
+            "MegatronStrategy needs the callback of instep-nemo: `from instep_nemo import InstepCallback` (pip install 'instep-nemo[nemo]')"
         )
     if not _is(strategy, _STRATEGIES):
         raise UsageError(f"{type(strategy).__name__} is not supported: use DDPStrategy or ModelParallelStrategy (FSDP2)")

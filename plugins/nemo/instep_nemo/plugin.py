@@ -12,7 +12,7 @@ class Nemo(Plugin):
     """Keeps what NeMo imports from starting threads, so that the fork server can import it ahead of all ranks and their replacements."""
 
     HOOK_API: ClassVar[int] = 1
-    NEEDS: ClassVar[tuple[str, ...]] = ("nemo-toolkit", "megatron-core")
+    NEEDS: ClassVar[tuple[str, ...]] = ("nemo-toolkit", "megatron-core", "instep-state-replica")
 
     @hookimpl
     def environment(self) -> Mapping[str, str]:

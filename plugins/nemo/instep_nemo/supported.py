@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from instep.errors import UsageError
 from instep_lightning import supported
 from instep_lightning.flavour import Foreign
+from instep_nemo import twins
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -41,18 +42,8 @@ def check_built(trainer: "Trainer", session: "Session") -> None:
         kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers) or "none"
         raise UsageError(f"MegatronStrategy with optimizers of its own ({kinds}): use one nemo.lightning.MegatronOptimizerModule")
     replica: Foreign = session.plugin("state_replica")
-    alone(
+    twins.check(
         instances=strategy.num_distributed_optimizer_instances,
         distributed=bool(strategy.ddp_config.use_distributed_optimizer),
         kept=bool(replica is not None and (replica.buddies or replica.checkpoint is not None)),
     )
-
-
-def alone(*, instances: int, distributed: bool, kept: bool) -> None:
-    """Raise ``UsageError`` if the optimizer's state is on one rank only. ``kept``: `state_replica` keeps buddies or checkpoints."""
-    if distributed and instances == 1 and not kept:
-        raise UsageError(
-            "MegatronStrategy(num_distributed_optimizer_instances=1): each shard of the distributed optimizer is on one rank alone, and "
-            "lost with it. Set num_distributed_optimizer_instances=2, so that each shard has a twin, or have copies kept on another rank: "
-            "plugins.state_replica.buddies = true"
-        )
