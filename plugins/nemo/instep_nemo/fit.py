@@ -16,6 +16,7 @@ from instep_lightning.undo import Undo
 from instep_nemo import supported
 from instep_nemo.adapter import NemoMegatron
 from instep_nemo.loops import AUTOMATIC, NEMO_LOOPS
+from instep_nemo.mapped import rewind
 from instep_nemo.record import NemoRecord
 from instep_nemo.strategy import CommittingStrategy, Joined
 
@@ -54,7 +55,10 @@ class NemoFit(Fit):
         self._undo = Undo(strategy.optimizers, schedulers)
         self.record = NemoRecord(trainer, self.effects, self._undo)
         shared = {f"scheduler{i}": scheduler for i, scheduler in enumerate(schedulers)}
-        private = {**data.loaders(trainer), "lightning": self.record}
+        loaders = data.loaders(trainer)
+        for loader in loaders.values():
+            rewind(loader)
+        private = {**loaders, "lightning": self.record}
         self.session.protect(training=NemoMegatron(strategy, self._told), update=self._told, private=private, **shared)
         data.begin(trainer)
 

@@ -7,6 +7,7 @@ from torch.optim import Optimizer
 
 from instep_lightning.adopt import inherited
 from instep_lightning.flavour import Foreign
+from instep_nemo.mapped import mapped
 
 if TYPE_CHECKING:
     from instep_nemo.fit import NemoFit
@@ -42,3 +43,8 @@ class CommittingStrategy:
             return result
 
         return inherited(self).optimizer_step(optimizer, gradients if fit.inside else closure, model, **kwargs)
+
+    def process_dataloader(self: Foreign, dataloader: Foreign) -> Foreign:
+        """As NeMo's own; training data may come through `mmap_loader`."""
+        made = inherited(self).process_dataloader(dataloader)
+        return mapped(made, self._instep.session) if self._instep.trainer.training else made

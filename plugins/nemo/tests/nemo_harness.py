@@ -39,7 +39,7 @@ class NemoRuns:
 
     def __init__(self, directory: Path, jobs: Jobs) -> None:
         self._directory, self._jobs = directory, jobs
-        self._clean: dict[tuple[str, ...], NemoEnded] = {}
+        self._clean: dict[tuple[tuple[str, ...], str], NemoEnded] = {}
 
     def run(self, *args: str, faults: Faults | Iterable[Injection] = (), settings: Mapping[str, object] = {}) -> NemoEnded:
         """Run the job once, however it ends."""
@@ -51,19 +51,20 @@ class NemoRuns:
         log = out / "log" / "metrics.csv"
         return NemoEnded(run, finals, list(csv.DictReader(log.read_text().splitlines())) if log.exists() else [])
 
-    def clean(self, *args: str) -> NemoEnded:
+    def clean(self, *args: str, settings: Mapping[str, object] = {}) -> NemoEnded:
         """The run without faults."""
-        if args not in self._clean:
-            ended = self.run(*args)
+        key = args, repr(settings)
+        if key not in self._clean:
+            ended = self.run(*args, settings=settings)
             assert ended.run.outcome.code == 0, f"{ended.run.outcome.message}\n{ended.run.log(0)[-3000:]}"
             assert all(ended.finals)
             assert ended.logged
-            self._clean[args] = ended
-        return self._clean[args]
+            self._clean[key] = ended
+        return self._clean[key]
 
     def check(self, faults: Faults, *args: str, settings: Mapping[str, object] = {}, steps_lost: int = 0) -> NemoEnded:
-        """Run with faults: each happened, and nothing else can be told. ``settings`` and ``steps_lost`` are of this run alone."""
-        clean, other = self.clean(*args), self.run(*args, faults=faults, settings=settings)
+        """Run with faults: each happened, and nothing else can be told. ``steps_lost`` is what an incident may cost."""
+        clean, other = self.clean(*args, settings=settings), self.run(*args, faults=faults, settings=settings)
         logs = "\n".join(other.run.log(rank)[-2500:] for rank in range(RANKS))
         assert other.run.outcome.code == 0, f"{other.run.outcome.message}\n{logs}"
         assert not other.run.missing, f"never happened: {other.run.missing}"
