@@ -131,8 +131,8 @@ class Reducer:
         self._watch(on=not self._synced)
 
     def prepare(self) -> None:
-        """At a commit's entry: note what this step has done."""
-        reduced = self._mark.reduced or bool(self.ddp._has_rebuilt_buckets) or (self._synced and self._has_gradients())
+        """At a commit's entry, or earlier if gradients will be gone by then: note what this step has done."""
+        reduced = self._pending.reduced or bool(self.ddp._has_rebuilt_buckets) or (self._synced and self._has_gradients())
         self._pending = _Mark(reduced, bool(self.ddp.require_forward_param_sync))
 
     def commit(self) -> None:

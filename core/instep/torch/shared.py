@@ -130,7 +130,7 @@ class Shared:
         return any(reducer.ddp._join_config.enable for reducer in self._reducers)
 
     def prepare(self) -> None:
-        """At a commit's entry, before its barrier: note what reducers have done in this step."""
+        """At a commit's entry, before its barrier: note what reducers have done in this step. A framework may have it noted earlier."""
         for reducer in self._reducers:
             reducer.prepare()
 

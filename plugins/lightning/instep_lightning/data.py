@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 
 from instep import codec
 from instep.errors import UsageError
+from instep.torch.dataloader import DataLoaderCursor
 from instep.torch.passes import cursor_of
 from instep.torch.sampling import unmoved
 from instep_lightning.flavour import Foreign
@@ -33,9 +34,10 @@ def positions(trainer: "Trainer") -> list[Foreign]:
     return list(_combined(trainer)._state_dicts()) if trainer.fit_loop.restarting else []
 
 
-def cursors(trainer: "Trainer") -> list[Mapping[str, object]]:
-    """Where the cursors of all loaders stand, before ``begin``."""
-    return [codec.decode(codec.encode(_cursor(loader).state())) for loader in _combined(trainer).flattened]  # type: ignore[misc]
+def cursors(trainer: "Trainer") -> list[object]:
+    """Where the cursors of all loaders stand, before ``begin``; ``None`` for a loader that tells its position itself."""
+    found = [_cursor(loader) for loader in _combined(trainer).flattened]
+    return [codec.decode(codec.encode(cursor.state())) if isinstance(cursor, DataLoaderCursor) else None for cursor in found]
 
 
 def begin(trainer: "Trainer", positions: Sequence[Foreign] = ()) -> None:
@@ -51,10 +53,14 @@ def begin(trainer: "Trainer", positions: Sequence[Foreign] = ()) -> None:
         iter(trainer.fit_loop._data_fetcher)
 
 
-def again(trainer: "Trainer", before: Sequence[Mapping[str, object]]) -> None:
+def again(trainer: "Trainer", before: Sequence[object]) -> None:
     """Begin as in a new process that has loaded a checkpoint; ``before`` is what ``cursors`` told in this one."""
     for loader, state in zip(_combined(trainer).flattened, before, strict=True):
-        _cursor(loader).load(deepcopy(state))
+        cursor = _cursor(loader)
+        if state is None:
+            cursor._rewound(started=False)
+        else:
+            cursor.load(deepcopy(state))
     with unmoved():
         trainer.fit_loop._load_combined_loader_states()
     begin(trainer)

@@ -128,6 +128,7 @@ class Fit:
     def tentative(self, optimizer: Optimizer) -> None:
         """In manual optimization: an optimizer is about to step, to be committed when the batch is done."""
         self._undo.before_step(optimizer)
+        self.session._engine.state.shared.prepare()  # the script may drop its gradients before the commit
 
     def accept(self, outcome: object, batch: object) -> None:
         """In manual optimization: a batch is done."""

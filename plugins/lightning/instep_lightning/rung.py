@@ -39,7 +39,7 @@ class Rung:
         self._record: Record | None = None
         self._run = str(session.once(lambda: secrets.token_hex(8)))
 
-    def ready(self, record: "Record", undo: "Undo", cursors: Sequence[Mapping[str, object]]) -> None:
+    def ready(self, record: "Record", undo: "Undo", cursors: Sequence[object]) -> None:
         """Everything is as it stands before the first step, and ``cursors`` tell the loaders' positions before they began."""
         self._record, self._undo, self._cursors = record, undo, cursors
         self._start, self._generators = codec.encode(record.state_dict()), rng.capture()

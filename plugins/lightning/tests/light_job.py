@@ -1,6 +1,7 @@
 """The job of these tests: a small training in Lightning with one of everything, and digests of all that a fault must not change."""
 
 import argparse
+import importlib
 import json
 import random
 import sys
@@ -126,12 +127,12 @@ class Net(LightningModule):
         return [optimizer], [{"scheduler": each, "interval": "step"}, {"scheduler": epochs, "interval": "epoch"}]
 
 
-def loaders(workers: int = 0) -> tuple[DataLoader[Any], DataLoader[Any]]:
+def loaders(workers: int = 0, kind: type[DataLoader[Any]] = DataLoader) -> tuple[DataLoader[Any], DataLoader[Any]]:
     random_numbers = torch.Generator().manual_seed(5)
     x = torch.randn(ROWS + 60, 8, generator=random_numbers)
     data = TensorDataset(x, x[:, :4].argmax(dim=1))
     training, held_out = torch.utils.data.Subset(data, range(ROWS)), torch.utils.data.Subset(data, range(ROWS, ROWS + 60))
-    return DataLoader(training, batch_size=10, shuffle=True, num_workers=workers), DataLoader(held_out, batch_size=10)
+    return kind(training, batch_size=10, shuffle=True, num_workers=workers), DataLoader(held_out, batch_size=10)
 
 
 def final(trainer: Trainer, net: Net, counting: Counting) -> dict[str, object]:
@@ -171,6 +172,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--save", type=int, default=0, help="steps from one checkpoint to the next, in place of the best ones")
     parser.add_argument("--whole", action="store_true", help="checkpoints in one file, where the strategy could save parts")
     parser.add_argument("--resume", help="a checkpoint of ModelCheckpoint to go on from")
+    parser.add_argument("--stateful", action="store_true", help="a loader that tells its position")
     parser.add_argument("--plain", action="store_true", help="without the callback")
     return parser.parse_args()
 
@@ -211,7 +213,8 @@ def main() -> None:
     seed_everything(3, verbose=False)
     counting, net = Counting(), Net(args)
     trainer = made(args, counting)
-    trainer.fit(net, *loaders(args.workers), ckpt_path=args.resume)
+    kind = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader if args.stateful else DataLoader
+    trainer.fit(net, *loaders(args.workers, kind), ckpt_path=args.resume)
     (args.out / f"final-{trainer.global_rank}.json").write_text(json.dumps(final(trainer, net, counting)))
 
 

@@ -109,7 +109,8 @@ def then_test() -> None:
     before = one.validate(model, held_out, verbose=False)
     one.fit(model, training, held_out)
     after = one.test(model, held_out, verbose=False)
-    print("TESTED", one.global_step, before[0]["held_out"] > after[0]["held_out"], flush=True)
+    predicted = one.predict(model, held_out) or []
+    print("TESTED", one.global_step, before[0]["held_out"] > after[0]["held_out"], len(predicted), flush=True)
 
 
 def batches() -> None:
@@ -129,6 +130,9 @@ def detached() -> None:
 class Tested(Net):
     def test_step(self, batch: Any, batch_idx: int) -> None:
         self.validation_step(batch, batch_idx)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.head(self.body(batch[0]))
 
 
 if __name__ == "__main__":

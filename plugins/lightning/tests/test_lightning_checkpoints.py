@@ -25,17 +25,28 @@ def as_restarted(lost: Ended, rest: Ended, clean: Ended, *, died: int) -> None:
     assert again
 
 
-@pytest.mark.parametrize("save", [8, 6])
-def test_the_rest_is_that_of_the_run_that_lightning_restarts(save: int, runs: Runs) -> None:
+@pytest.mark.parametrize(
+    ("save", "shape", "ranks"),
+    [
+        (8, (), 3),
+        (6, (), 3),
+        pytest.param(6, ("--stateful",), 3, marks=pytest.mark.full),
+        pytest.param(8, ("--scaled",), 3, marks=pytest.mark.full),
+        pytest.param(8, ("--mode", "manual"), 3, marks=pytest.mark.full),
+        pytest.param(20, (), 1, marks=pytest.mark.full),
+    ],
+)
+def test_the_rest_is_that_of_the_run_that_lightning_restarts(save: int, shape: tuple[str, ...], ranks: int, runs: Runs) -> None:
     """At the end of an epoch of 8 steps, and in the middle of one: Lightning begins its data anew there, and so does instep."""
-    clean, lost = runs.clean("--save", str(save)), runs.run("--save", str(save), "--die", "20")
+    args, died = ("--save", str(save * (2 if "manual" in shape else 1)), *shape), save * 5 // 2
+    clean, lost = runs.clean(*args, ranks=ranks), runs.run(*args, "--die", str(died), ranks=ranks)
     assert lost.run.outcome.code == 0, f"{lost.run.outcome.message}\n{lost.run.log(0)[-3000:]}"
     (incident,) = lost.run.incidents
-    newest = 20 // save * save
-    assert (incident.scope, incident.step, incident.steps_lost, incident.verified) == ("checkpoint", newest, 20 - newest, True)
+    newest = died // save * save
+    assert (incident.scope, incident.step, incident.steps_lost, incident.verified) == ("checkpoint", newest, died - newest, True)
+    (saved,) = [path for path in clean.saved if int(path.stem) == newest * (2 if "manual" in shape else 1)]
     for plain in ([], ["--plain"]):
-        rest = runs.run("--save", str(save), "--resume", str(clean.out / "checkpoints" / f"{newest}.ckpt"), *plain)
-        as_restarted(lost, rest, clean, died=20)
+        as_restarted(lost, runs.run(*args, "--resume", str(saved), *plain, ranks=ranks), clean, died=died)
 
 
 @pytest.mark.parametrize("form", [pytest.param("--whole", marks=pytest.mark.full), "--parts"])

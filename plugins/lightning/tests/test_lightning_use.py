@@ -86,11 +86,11 @@ def test_second_fit(jobs: Jobs) -> None:
     assert "a second trainer.fit in one script" in run.outcome.message
 
 
-def test_fit_between_validate_and_test(jobs: Jobs) -> None:
+def test_fit_between_validate_test_and_predict(jobs: Jobs) -> None:
     run = use(jobs, "then_test")
 
     assert run.outcome.code == 0, run.log(0)[-3000:]
-    assert "TESTED 12 True" in run.log(0)
+    assert "TESTED 12 True 3" in run.log(0)
 
 
 def test_data_without_a_position(jobs: Jobs) -> None:
