@@ -79,6 +79,7 @@ class StatefulCursor(PassCursor):
         self._owner, self._class = weakref.ref(loader), type(loader)
         self._asked: tuple[int, int, bool] | None = None
         self._answer: Mapping[str, object] = {}
+        self._unopened = False
         adopt_class(name, loader, self)
 
     def state(self) -> Mapping[str, object]:
@@ -97,6 +98,7 @@ class StatefulCursor(PassCursor):
         """Give the loader its state back."""
         tree = cast(Mapping[str, object], state)
         self._rewound(started=bool(tree["started"]))
+        self._unopened = self._started
         self._position.delivered = cast(int, tree["delivered"])
         self._loader().load_state_dict(cast(Mapping[str, object], tree["loader"]))
         self._asked = None
@@ -107,10 +109,13 @@ class StatefulCursor(PassCursor):
         release_class(self._loader())
 
     def _start(self) -> None:
+        if self._unopened:
+            self._open()  # the loader goes on with the pass that it was brought back to; only its next one is a new pass
         # moves the global generator once a pass, in place of the draws that are undone below
         torch.empty((), dtype=torch.int64).random_()
 
     def _open(self) -> Iterator[object]:
+        self._unopened = False
         with unmoved():  # StatefulDataLoader draws seeds whenever it makes an iterator, resumed or not
             return self._class.__iter__(self._loader())
 

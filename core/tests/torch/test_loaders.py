@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -272,6 +272,46 @@ def test_a_further_iterator_of_the_present_pass() -> None:
     rest = cursor.again()
     next(rest)
     assert [batch.tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+
+
+class Told:
+    """A loader of three batches an epoch that tells its position; a pass after its end is the next epoch."""
+
+    def __init__(self) -> None:
+        self.at, self.loaded = (0, 0), True
+
+    def __iter__(self) -> Iterator[object]:
+        if not self.loaded:
+            self.at = (self.at[0] + 1, 0)
+        self.loaded = False
+        return self.steps()
+
+    def steps(self) -> Iterator[object]:
+        while self.at[1] < 3:
+            self.at = (self.at[0], self.at[1] + 1)
+            yield self.at
+
+    def state_dict(self) -> dict[str, object]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.at, self.loaded = cast(tuple[int, int], state["at"]), True
+
+
+@pytest.mark.parametrize("delivered", [2, 3])
+def test_a_pass_that_a_framework_does_not_finish_after_a_recovery_is_over_when_it_begins_the_next(delivered: int) -> None:
+    """It knows that the pass has ended, or ends it, without asking for a further batch: the loader has to learn of it."""
+    loader = Told()
+    cursor = adopted(loader)
+    assert isinstance(cursor, PassCursor)
+    steps = iter(loader)
+    for _ in range(delivered):
+        next(steps)
+    recorded = cursor.state()
+    for _ in range(2):
+        cursor.load(recorded)
+        cursor.again()
+        assert list(loader) == [(1, 1), (1, 2), (1, 3)]
 
 
 def test_a_replaced_iterator_must_not_be_used() -> None:
