@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 from instep.errors import UsageError
@@ -56,10 +57,21 @@ def _metrics(trainer: "Trainer") -> dict[str, Foreign]:
 
 
 def _meta(meta: Foreign) -> dict[str, object]:
-    if meta.sync._group is not None:
-        raise UsageError(f"self.log({meta.name!r}, sync_dist_group=...): a process group cannot be recorded; reduce the value by hand")
-    sync = {"should": meta.sync._should, "op": meta.sync._op, "rank_zero_only": meta.sync.rank_zero_only}
+    sync = {"should": meta.sync._should, "op": meta.sync._op, "rank_zero_only": meta.sync.rank_zero_only, "group": _name(meta)}
     return {**{key: getattr(meta, key) for key in _META}, "reduce_fx": meta.reduce_fx.__name__, "sync": sync}
+
+
+def _name(meta: Foreign) -> str | None:
+    """Groups have the same names in a replacement, which makes them in the same order."""
+    group = meta.sync._group
+    names = c10d._world.pg_names
+    if group is not None and group not in names:
+        raise UsageError(f"self.log({meta.name!r}, sync_dist_group=...): that process group is not one of torch.distributed's any more")
+    return None if group is None else str(names[group])
+
+
+def _group(name: str | None) -> Foreign:
+    return next((group for group, known in c10d._world.pg_names.items() if name == known), None)
 
 
 def _values(entry: Foreign) -> dict[str, object]:
@@ -84,7 +96,11 @@ def _made(trainer: "Trainer", meta: Mapping[str, Foreign], *, tensor: bool) -> F
     sync = meta["sync"]
     made = module._Metadata(**{key: meta[key] for key in _META}, reduce_fx=getattr(torch, meta["reduce_fx"]))
     made.sync = module._Sync(
-        fn=trainer.strategy.reduce, _should=sync["should"], _op=sync["op"], _group=None, rank_zero_only=sync["rank_zero_only"]
+        fn=trainer.strategy.reduce,
+        _should=sync["should"],
+        _op=sync["op"],
+        _group=_group(sync["group"]),
+        rank_zero_only=sync["rank_zero_only"],
     )
     return module._ResultMetric(made, tensor).to(trainer.strategy.root_device)
 

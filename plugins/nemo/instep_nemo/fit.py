@@ -17,6 +17,7 @@ from instep_nemo import supported
 from instep_nemo.adapter import NemoMegatron
 from instep_nemo.loops import AUTOMATIC, NEMO_LOOPS
 from instep_nemo.mapped import rewind
+from instep_nemo.passes import Passes
 from instep_nemo.record import NemoRecord
 from instep_nemo.strategy import CommittingStrategy, Joined
 
@@ -53,9 +54,11 @@ class NemoFit(Fit):
         self._set_up_validation()
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self._undo = Undo(strategy.optimizers, schedulers)
-        self.record = NemoRecord(trainer, self.effects, self._undo)
-        shared = {f"scheduler{i}": scheduler for i, scheduler in enumerate(schedulers)}
         loaders = data.loaders(trainer)
+        passes = Passes(loaders.values(), int(getattr(strategy.data_sampler, "init_consumed_samples", 0)))
+        self._later.enter_context(passes.kept())
+        self.record = NemoRecord(trainer, self.effects, self._undo, passes)
+        shared = {f"scheduler{i}": scheduler for i, scheduler in enumerate(schedulers)}
         for loader in loaders.values():
             rewind(loader)
         private = {**loaders, "lightning": self.record}

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from instep_lightning.flavour import Foreign
 from instep_lightning.record import Record
+from instep_nemo.passes import Passes
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -27,9 +28,10 @@ class NemoRecord(Record):
     ``before``: in place of the batch of the step before that one, by whose size Lightning weighs what is logged.
     """
 
-    def __init__(self, trainer: "Trainer", effects: "Effects", undo: "Undo") -> None:
+    def __init__(self, trainer: "Trainer", effects: "Effects", undo: "Undo", passes: Passes) -> None:
         super().__init__(trainer, effects, undo)
         self._wants = wants(trainer)
+        self._passes = passes
         self.fetched: Mapping[str, Foreign] = {}
         self.before: Tensor | None = None
 
@@ -40,12 +42,13 @@ class NemoRecord(Record):
             self._offered = (self._offered[0], fetcher._batch)
         fetched = {key: getattr(fetcher, key) for key in _FETCHED} | {"samples": _samples(fetcher._batch)}
         fetched["before"] = _samples(self._trainer.fit_loop.epoch_loop._results.batch)
-        return {**super().state_dict(), "fetched": fetched, "sampled": self._sampled()}
+        return {**super().state_dict(), "fetched": fetched, "sampled": self._sampled(), "consumed": self._passes.starts()}
 
     def load_state_dict(self, state: Mapping[str, Foreign], /) -> None:
         """Both set back."""
         super().load_state_dict(state)
         self.fetched = state["fetched"]
+        self._passes.load(state["consumed"])
         for key, value in state["sampled"].items():
             setattr(self._sampler(), key, value)
 

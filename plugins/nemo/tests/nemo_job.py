@@ -70,6 +70,19 @@ class Counting(Callback):
             setattr(self, key, value)
 
 
+class Data(plain.Data):
+    """The example's data, in any order that NeMo has."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__(args.steps // 2)
+        self.data_sampler.dataloader_type = args.order
+        self.workers = args.workers
+
+    def train_dataloader(self) -> Any:
+        data = super().train_dataloader().dataset
+        return torch.utils.data.DataLoader(data, num_workers=self.workers)
+
+
 def final(trainer: Any, counting: Counting) -> dict[str, object]:
     strategy = trainer.strategy
     parts = strategy.optimizers[0].mcore_optimizer.chained_optimizers
@@ -103,6 +116,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--instances", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--order", default="single", choices=["single", "cyclic", "batch"], help="in which samples are dealt out")
+    parser.add_argument("--pipeline", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--sanity", type=int, default=0, help="batches that are validated in set-up")
     parser.add_argument("--plain", action="store_true", help="without the callback")
     return parser.parse_args()
@@ -114,6 +130,7 @@ def made(args: argparse.Namespace, *callbacks: Any, **more: Any) -> Any:
         "devices": args.ranks,
         "strategy": nl.MegatronStrategy(
             tensor_model_parallel_size=args.tensor_parallel,
+            pipeline_model_parallel_size=args.pipeline,
             num_distributed_optimizer_instances=args.instances,
             ddp=DistributedDataParallelConfig(grad_reduce_in_fp32=True),
             ckpt_async_save=False,
@@ -139,7 +156,7 @@ def main() -> None:
     gpt, transforms = plain.model(args.peft)
     counting = Counting()
     trainer = made(args, *transforms, counting)
-    trainer.fit(gpt, plain.Data(args.steps // 2))  # two epochs
+    trainer.fit(gpt, Data(args))  # two epochs
     (args.out / f"final-{trainer.global_rank}.json").write_text(json.dumps(final(trainer, counting)))
 
 

@@ -65,6 +65,23 @@ def test_set_up(runs: NemoRuns, layout: tuple[str, ...]) -> None:
     runs.check(faults, *layout)
 
 
+@pytest.mark.parametrize(
+    "layout", [("--order", "cyclic", "--workers", "1"), ("--order", "batch"), ("--pipeline", "2")], ids=lambda x: " ".join(x)
+)
+def test_orders_and_stages(runs: NemoRuns, layout: tuple[str, ...]) -> None:
+    """Samples in random order by a loader with a process, whole global batches at a time as in fine-tuning, and a pipeline."""
+    faults = (
+        Faults()
+        .kill(rank=0).at(step=1, mark="microbatch_end")
+        .kill(rank=3).at(step=3, mark="validation")
+        .raises(rank=2).at(step=5, phase="backward")
+        .kill(rank=1).at(step=6, mark="epoch_start")
+        .kill(rank=2).at(step=8, phase="amid")
+        .kill(rank=0).at(step=12, mark="epoch_end")
+    )  # fmt: skip
+    runs.check(faults, *layout)
+
+
 @LAYOUTS
 def test_the_callback_changes_nothing(runs: NemoRuns, layout: tuple[str, ...]) -> None:
     """Without the callback NeMo trains the same parameters, bit for bit."""
