@@ -7,8 +7,8 @@ import pytest
 from .pages import DOCS, ROOT
 
 MOST = {"fsdp": 15, "megatron": 15}
-"""Lines that a script may have beside those of its twin; the three of Lightning are tested with the plugin."""
-PAGES = {"fsdp": "sharded", "megatron": "megatron", "lightning": "lightning"}
+"""Lines that a script may have beside those of its twin; the three of Lightning and of NeMo are tested with their plugins."""
+PAGES = {"fsdp": "sharded", "megatron": "megatron", "lightning": "lightning", "nemo": "nemo"}
 
 
 def lines(name: str) -> list[str]:
