@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SequentialSampler
 
 from instep import codec
 from instep.errors import UsageError
 from instep.torch.dataloader import DataLoaderCursor
 from instep.torch.passes import cursor_of
 from instep.torch.sampling import unmoved
-from instep_lightning.flavour import Foreign
+from instep_lightning.flavour import Foreign, fabric
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -25,6 +25,11 @@ def loaders(trainer: "Trainer") -> dict[str, object]:
             raise UsageError(
                 f"training data in a {type(loader).__qualname__} has no position to return to; use a DataLoader, or a loader with "
                 "state_dict and load_state_dict such as torchdata's StatefulDataLoader"
+            )
+        if hasattr(loader, "state_dict") and _hidden(loader):
+            raise UsageError(
+                f"Lightning spreads the random order of a {type(loader).__qualname__} over ranks by a sampler that is no part of its "
+                "state; give it sampler=DistributedSampler(data, ranks, rank), or use a DataLoader"
             )
     return {f"loader{i}": loader for i, loader in enumerate(found)}
 
@@ -42,13 +47,9 @@ def cursors(trainer: "Trainer") -> list[object]:
 
 def begin(trainer: "Trainer", positions: Sequence[Foreign] = ()) -> None:
     """Lightning has made its iterator before the loaders were protected: make it again, without any further draw."""
-    epoch = trainer.fit_loop.epoch_progress.current.processed
     if positions:
         _combined(trainer)._load_state_dicts(positions)
-    for loader in _combined(trainer).flattened:
-        sampler = getattr(loader, "sampler", None)
-        if sampler is not None and hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
+    _tell_epoch(trainer)
     with unmoved():
         iter(trainer.fit_loop._data_fetcher)
 
@@ -76,6 +77,7 @@ def rejoin(trainer: "Trainer", where: Mapping[str, Foreign], *, ready: int) -> N
     """Go on with the pass that the loaders stand in, ``ready`` batches of which the loop has taken."""
     combined, fetcher = _combined(trainer), trainer.fit_loop._data_fetcher
     assert fetcher is not None
+    _tell_epoch(trainer)
     iterator: Any = type(combined._iterator)(combined.flattened, combined._limits)
     iterator.iterators = [cursor_of(loader).again() for loader in combined.flattened]
     iterator._idx = where.get("index", 0)
@@ -87,6 +89,21 @@ def rejoin(trainer: "Trainer", where: Mapping[str, Foreign], *, ready: int) -> N
     fetcher.fetched = ready
     if fetcher.length is not None and ready:
         fetcher.done = ready >= fetcher.length
+
+
+def _tell_epoch(trainer: "Trainer") -> None:
+    """Samplers learn the epoch as it begins; a replacement enters in the middle of one."""
+    tell = fabric(trainer, "utilities.data")._set_sampler_epoch
+    for loader in _combined(trainer).flattened:
+        tell(loader, trainer.fit_loop.epoch_progress.current.processed)
+
+
+def _hidden(loader: Foreign) -> bool:
+    """Whether the order follows from draws that nobody could repeat: Lightning's wrapper takes all of a sampler when a pass begins."""
+    sampler: Foreign = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    if type(sampler).__name__ != "DistributedSamplerWrapper":
+        return False
+    return not isinstance(getattr(sampler.dataset, "_sampler", None), SequentialSampler)
 
 
 def _cursor(loader: object) -> Foreign:

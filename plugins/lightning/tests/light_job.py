@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import json
+import os
 import random
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from torchmetrics import MeanMetric
 
 from instep.testing import point
@@ -127,12 +128,17 @@ class Net(LightningModule):
         return [optimizer], [{"scheduler": each, "interval": "step"}, {"scheduler": epochs, "interval": "epoch"}]
 
 
-def loaders(workers: int = 0, kind: type[DataLoader[Any]] = DataLoader) -> tuple[DataLoader[Any], DataLoader[Any]]:
+def loaders(workers: int = 0, stateful: int = 0) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """``stateful``: over how many ranks a loader that tells its position has its order."""
     random_numbers = torch.Generator().manual_seed(5)
     x = torch.randn(ROWS + 60, 8, generator=random_numbers)
     data = TensorDataset(x, x[:, :4].argmax(dim=1))
-    training, held_out = torch.utils.data.Subset(data, range(ROWS)), torch.utils.data.Subset(data, range(ROWS, ROWS + 60))
-    return kind(training, batch_size=10, shuffle=True, num_workers=workers), DataLoader(held_out, batch_size=10)
+    training, rest = torch.utils.data.Subset(data, range(ROWS)), torch.utils.data.Subset(data, range(ROWS, ROWS + 60))
+    held_out = DataLoader(rest, batch_size=10)
+    if stateful:
+        loader = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
+        return loader(training, batch_size=10, sampler=DistributedSampler(training, stateful, int(os.environ["RANK"]))), held_out
+    return DataLoader(training, batch_size=10, shuffle=True, num_workers=workers), held_out
 
 
 def final(trainer: Trainer, net: Net, counting: Counting) -> dict[str, object]:
@@ -213,8 +219,7 @@ def main() -> None:
     seed_everything(3, verbose=False)
     counting, net = Counting(), Net(args)
     trainer = made(args, counting)
-    kind = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader if args.stateful else DataLoader
-    trainer.fit(net, *loaders(args.workers, kind), ckpt_path=args.resume)
+    trainer.fit(net, *loaders(args.workers, args.stateful * args.ranks), ckpt_path=args.resume)
     (args.out / f"final-{trainer.global_rank}.json").write_text(json.dumps(final(trainer, net, counting)))
 
 
