@@ -30,7 +30,6 @@ def as_restarted(lost: Ended, rest: Ended, clean: Ended, *, died: int) -> None:
     [
         (8, (), 3),
         (6, (), 3),
-        pytest.param(6, ("--stateful",), 3, marks=pytest.mark.full),
         pytest.param(8, ("--scaled",), 3, marks=pytest.mark.full),
         pytest.param(8, ("--mode", "manual"), 3, marks=pytest.mark.full),
         pytest.param(20, (), 1, marks=pytest.mark.full),

@@ -59,7 +59,7 @@ def test_set_up(strategy: str, runs: Runs) -> None:
     [
         ("--precision", "bf16-mixed"), ("--precision", "bf16-true"), ("--precision", "64-true"), ("--scaled",), ("--accumulate", "4"),
         ("--mode", "plateau"), ("--mode", "manual"), ("--mode", "manual", "--accumulate", "2"), ("--mode", "fsdp", "--accumulate", "2"),
-        ("--mode", "fsdp", "--precision", "bf16-true"), ("--mode", "fsdp", "--whole"), ("--workers", "2"),
+        ("--mode", "fsdp", "--precision", "bf16-true"), ("--mode", "fsdp", "--whole"), ("--workers", "2"), ("--stateful",),
     ],
     ids=" ".join,
 )  # fmt: skip
