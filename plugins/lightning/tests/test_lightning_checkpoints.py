@@ -29,7 +29,7 @@ def as_restarted(lost: Ended, rest: Ended, clean: Ended, *, died: int) -> None:
     ("save", "shape", "ranks"),
     [
         (8, (), 3),
-        (6, (), 3),
+        pytest.param(6, (), 3, marks=pytest.mark.full),
         pytest.param(8, ("--scaled",), 3, marks=pytest.mark.full),
         pytest.param(8, ("--mode", "manual"), 3, marks=pytest.mark.full),
         pytest.param(20, (), 1, marks=pytest.mark.full),
@@ -48,7 +48,8 @@ def test_the_rest_is_that_of_the_run_that_lightning_restarts(save: int, shape: t
         as_restarted(lost, runs.run(*args, "--resume", str(saved), *plain, ranks=ranks), clean, died=died)
 
 
-@pytest.mark.parametrize("form", [pytest.param("--whole", marks=pytest.mark.full), "--parts"])
+@pytest.mark.full
+@pytest.mark.parametrize("form", ["--whole", "--parts"])
 def test_fully_shard(form: str, runs: Runs) -> None:
     """Both replicas of a shard are lost at once."""
     shape = ["--mode", "fsdp", "--epochs", "2", "--save", "12", *([form] if form == "--whole" else [])]
