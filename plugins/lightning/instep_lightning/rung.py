@@ -7,7 +7,7 @@ first step, generators too, then Lightning's own code restores what is in the fi
 import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from instep import codec
 from instep.errors import NoCheckpoint
@@ -46,7 +46,7 @@ class Rung:
         if saved.savers(self._trainer) and self._session._engine.state.loader is None:
             self._session.on_checkpoint(self.load)
 
-    def mark(self, checkpoint: dict[str, Any]) -> None:
+    def mark(self, checkpoint: dict[str, Foreign]) -> None:
         """A checkpoint that is being saved tells where in which run that was."""
         if self._record is not None:
             checkpoint[_MARK] = {"run": self._run, "step": self._session.step, "effects": self._effects.position}
@@ -74,7 +74,7 @@ class Rung:
                 skipped.append(f"{path} {error}")
                 log.warning("checkpoint %s: going on without it", skipped[-1])
 
-    def _read(self, path: str, step: int | None) -> tuple[dict[str, Any], str]:
+    def _read(self, path: str, step: int | None) -> tuple[dict[str, Foreign], str]:
         try:
             saved.check(self._trainer, path, rank=self._session.rank, ranks=self._session.world_size)
             checkpoint = saved.read(self._trainer, path)
@@ -85,8 +85,8 @@ class Rung:
             return {}, str(error)
         return checkpoint, ""
 
-    def _restore(self, path: str, checkpoint: dict[str, Any]) -> int:
-        trainer: Any = self._trainer
+    def _restore(self, path: str, checkpoint: dict[str, Foreign]) -> int:
+        trainer: Foreign = self._trainer
         record, mark = self._record, _mark(checkpoint)
         assert record is not None
         trainer.training = True
@@ -120,7 +120,7 @@ class Rung:
         return [row.rstrip(b"\0").decode(errors="replace") for row in rows]
 
 
-def _mark(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
+def _mark(checkpoint: Mapping[str, Foreign]) -> Mapping[str, Foreign]:
     """What the run that saved it has told."""
     told = checkpoint.get(_MARK)
     return told if isinstance(told, Mapping) else {}

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from instep_lightning import sharded, zipped
 from instep_lightning.flavour import Foreign, fabric, part
@@ -32,7 +32,7 @@ def newest(trainer: "Trainer") -> Iterator[str]:
     yield from sorted(found, key=lambda path: (found[path], path), reverse=True)
 
 
-def peek(trainer: "Trainer", path: str) -> Mapping[str, Any]:
+def peek(trainer: "Trainer", path: str) -> Mapping[str, Foreign]:
     """What a checkpoint says about itself; its tensors stay where they are, if they are in a local file. Raises ``Unusable``."""
     told = sharded.about(path)
     return zipped.load(told) if os.path.isfile(told) else read(trainer, path)
@@ -47,7 +47,7 @@ def check(trainer: "Trainer", path: str, *, rank: int, ranks: int) -> None:
             zipped.intact(file)
 
 
-def read(trainer: "Trainer", path: str) -> dict[str, Any]:
+def read(trainer: "Trainer", path: str) -> dict[str, Foreign]:
     """All of a checkpoint in one file, or what a folder with parts has beside them. Raises ``Unusable``."""
     try:
         with _files(trainer, path).open(sharded.about(path), "rb") as file:

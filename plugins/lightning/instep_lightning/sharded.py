@@ -9,13 +9,14 @@ import os
 import pickle  # noqa: TID251 - a reader that knows a few harmless classes, see above
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import torch
 from torch.distributed.checkpoint import default_planner, filesystem, metadata, state_dict_loader
 from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
 
+from instep_lightning.flavour import Foreign
 from instep_lightning.zipped import Unusable, intact
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def check(path: str, *, rank: int, ranks: int) -> None:
                 intact(io.BytesIO(part.read(length)))
 
 
-def load(trainer: "Trainer", path: str, checkpoint: Mapping[str, Any]) -> None:
+def load(trainer: "Trainer", path: str, checkpoint: Mapping[str, Foreign]) -> None:
     """Model and optimizers of a training with ModelParallelStrategy, from parts or from one whole file. Collective."""
     model, strict = trainer.strategy.model, trainer.lightning_module.strict_loading
     assert model is not None
@@ -75,7 +76,7 @@ def load(trainer: "Trainer", path: str, checkpoint: Mapping[str, Any]) -> None:
         states.set_model_state_dict(model, checkpoint["state_dict"], options=whole)
     for index, optimizer in enumerate(trainer.strategy.optimizers):
         if is_one(path):
-            part: dict[str, Any] = {f"optimizer_{index}": states.get_optimizer_state_dict(model, optimizer)}
+            part: dict[str, Foreign] = {f"optimizer_{index}": states.get_optimizer_state_dict(model, optimizer)}
             _fill(part, path)
             saved = part[f"optimizer_{index}"]
         else:
@@ -100,14 +101,14 @@ def _described(path: str) -> metadata.Metadata:
 
 
 class _Description(pickle.Unpickler):
-    def find_class(self, module: str, name: str, /) -> Any:
+    def find_class(self, module: str, name: str, /) -> Foreign:
         if (module, name) in _ALLOWED or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} has no place in it")
 
 
 class _Reader(filesystem.FileSystemReader):
-    def read_metadata(self, *_: Any, **__: Any) -> metadata.Metadata:
+    def read_metadata(self, *_: Foreign, **__: Foreign) -> metadata.Metadata:
         told = _described(str(self.path))
         told.storage_meta = told.storage_meta or metadata.StorageMeta()
         told.storage_meta.load_id = self.load_id
@@ -115,12 +116,12 @@ class _Reader(filesystem.FileSystemReader):
 
 
 class _Planner(default_planner.DefaultLoadPlanner):
-    def load_bytes(self, read_item: Any, value: IO[bytes]) -> None:
+    def load_bytes(self, read_item: Foreign, value: IO[bytes]) -> None:
         plain = io.BytesIO()
         torch.save(torch.load(value, weights_only=True), plain)  # raises for what is not plain; what it gave is safe to load once more
         plain.seek(0)
         super().load_bytes(read_item, plain)
 
 
-def _fill(state: dict[str, Any], path: str) -> None:
+def _fill(state: dict[str, Foreign], path: str) -> None:
     state_dict_loader.load(state, storage_reader=_Reader(path), planner=_Planner())

@@ -2,11 +2,12 @@
 
 import pickle  # noqa: TID251 - for the name of its error: nothing is unpickled here
 import zipfile
-from typing import IO, Any
+from typing import IO
 
 import torch
 
 from instep.errors import InstepError
+from instep_lightning.flavour import Foreign
 
 
 class Unusable(InstepError):  # noqa: N818 - an outcome of reading
@@ -26,7 +27,7 @@ def intact(file: IO[bytes]) -> None:
         raise Unusable(f"is damaged: {bad} has another checksum than it was written with")
 
 
-def load(file: str | IO[bytes]) -> dict[str, Any]:
+def load(file: str | IO[bytes]) -> dict[str, Foreign]:
     """Tensors and plain values; of a path the tensors stay in the file. Raises ``Unusable`` for what is damaged, or more than that."""
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True, mmap=isinstance(file, str))
