@@ -165,7 +165,7 @@ class _Agent:
         if self._end is None and not job.clearing and self._crew.workers:
             if self._watchdog is not None and not job.plain:
                 sights = self._sights()
-                for verdict in self._watchdog.tick(sights):
+                for verdict in self._watchdog.tick(sights, absent=job.left() - len(sights)):
                     self._feed(verdict)
                 self._console.say(self._stopped.look(sights, {rank: worker.pid for rank, worker in self._crew.workers.items()}))
             self._detect()

@@ -124,6 +124,10 @@ class Job:
         """The newest step that all ranks have committed."""
         return min(m.step(self.progress(m.rank)) for m in self.members)
 
+    def left(self) -> int:
+        """The number of ranks that have not ended."""
+        return sum(not m.ended for m in self.members)
+
     def committed(self) -> bool:
         """Whether any rank has committed a step since the job's start."""
         newest = max(m.step(self.progress(m.rank)) for m in self.members)

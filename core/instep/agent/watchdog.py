@@ -85,8 +85,11 @@ class Watchdog:
     _tracks: dict[int, _Track] = field(default_factory=dict)
     _steps: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
-    def tick(self, sights: Sequence[Sight]) -> list[ev.Hung | ev.Stuck]:
-        """The verdicts of this tick; each birth is judged once."""
+    def tick(self, sights: Sequence[Sight], *, absent: int = 0) -> list[ev.Hung | ev.Stuck]:
+        """The verdicts of this tick; each birth is judged once.
+
+        ``absent``: ranks that have no process to look at. Whoever waits, waits for them: their death is about to be told, or their birth.
+        """
         for sight in sights:
             self._follow(sight)
         verdicts: list[ev.Hung | ev.Stuck] = []
@@ -96,7 +99,7 @@ class Watchdog:
                 track.judged = True
                 dump = sight.greeted and not sight.vitals.stopped and sight.progress.state is not State.BORN
                 verdicts.append(ev.Hung(sight.rank, sight.birth, why, dump))
-        return verdicts or self._deadlock(sights)
+        return verdicts or ([] if absent else self._deadlock(sights))
 
     def _follow(self, sight: Sight) -> None:
         progress = sight.progress

@@ -51,7 +51,7 @@ def beats(rank: Rank) -> None:
     rank.set(beat=rank.progress.beat + 1)
 
 
-def watch(ranks: list[Rank], seconds: float, watchdog: Watchdog | None = None) -> tuple[float, list[ev.Hung | ev.Stuck]]:
+def watch(ranks: list[Rank], seconds: float, watchdog: Watchdog | None = None, absent: int = 0) -> tuple[float, list[ev.Hung | ev.Stuck]]:
     """Tick until the first verdict; when it came, and what it was."""
     watchdog = watchdog or Watchdog(TIMING)
     ticks = round(seconds / TIMING.tick)
@@ -59,7 +59,7 @@ def watch(ranks: list[Rank], seconds: float, watchdog: Watchdog | None = None) -
         for rank in ranks:
             rank.works(rank)
         sights = [Sight(i, r.birth, r.progress, r.vitals, r.greeted, r.joined, r.owes, r.voted) for i, r in enumerate(ranks)]
-        if verdicts := watchdog.tick(sights):
+        if verdicts := watchdog.tick(sights, absent=absent):
             return tick * TIMING.tick, verdicts
     return seconds, []
 
@@ -232,6 +232,17 @@ def test_all_waiting_without_movement_is_a_deadlock_with_a_table() -> None:
     assert isinstance(verdicts[0], ev.Stuck)
     assert "rank 0  world all_reduce  number 9" in verdicts[0].table
     assert "rank 1  tp barrier        number 4" in verdicts[0].table
+
+
+def test_waiting_for_a_rank_that_has_just_died_is_no_deadlock() -> None:
+    ranks = [waiting(), Rank(), waiting()]
+    watchdog = stepped(*ranks)
+    at, verdicts = watch(ranks, 10.0, watchdog)
+    assert [v.rank for v in verdicts if isinstance(v, ev.Hung)] == [1]
+    survivors = [ranks[0], ranks[2]]
+    assert watch(survivors, 10.0, Watchdog(TIMING), absent=1)[1] == []
+    assert isinstance(watch(survivors, 10.0, Watchdog(TIMING))[1][0], ev.Stuck)
+    assert at == pytest.approx(1.0, abs=0.25)
 
 
 def test_all_waiting_with_one_moving_or_recovering_is_no_deadlock() -> None:

@@ -195,7 +195,8 @@ class Agent:
         if self.over:
             return
         if not job.clearing and not job.plain:
-            for verdict in self._watchdog.tick(self._sights()):
+            sights = self._sights()
+            for verdict in self._watchdog.tick(sights, absent=job.left() - len(sights)):
                 self._feed(verdict)
         for fault in self._detected:
             self._feed(ev.Detected(fault))
