@@ -3,10 +3,11 @@
     python benchmarks/buddy_overhead.py --json
 
 FSDP2 over one mesh dimension, so that all parameters and moments of a rank are unique to it and go to its buddy after each commit. A step
-computes, waits as a processor waits for its accelerator, and commits; the wait has a fixed length, which makes a step of 50 ms without
-copies, so that whatever copies add to it shows. ``--busy`` computes instead of waiting: then copies compete with the step for processors,
-of which they take ``copy_cpu_ms`` a step, ``main_cpu_ms`` of it (``main_share`` of 50 ms) in the thread that trains. ``behind_ms`` is how
-long a step's copies are on their way behind the training; once that reaches the length of a step, the next barrier waits for them.
+waits, as a processor waits for the accelerator that computes and communicates, then updates and commits; the wait has a fixed length, which
+makes a step of 50 ms without copies, so that whatever copies add to it shows. ``--busy`` computes and communicates on the processor all the
+time instead: then copies compete with the step for it. They take ``copy_cpu_ms`` of it a step, ``main_cpu_ms`` (``main_share`` of 50 ms) in
+the thread that trains. ``behind_ms`` is how long a step's copies are on their way behind the training; once that reaches the length of a
+step, the next barrier waits for them.
 
 Exit code 0 only if the median overhead is at most 3 % of a step, on a machine that is quiet enough to tell.
 """
@@ -25,11 +26,14 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from instep import Session
+
 STEP = 0.05
 WIDTH = 256
 BUSY = 0.06
 """A step without copies that takes longer shows that others use the machine: nothing can be told from the ratio then."""
 BAR = 0.03
+PATIENCE = 30.0
 WAYS = ("plain", "copies")
 
 
@@ -44,28 +48,25 @@ def worker(args: argparse.Namespace) -> None:
     session = instep.init()
     model, optimizer = _sharded(args.mib, session.world_size)
     session.protect(model=model, optimizer=optimizer)
-    batch = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(session.rank))
     wait = [0.0]
     followers = session._engine.local.followers
     keeping = followers._keeping
     buddy = session.plugin("state_replica")._buddies._buddy
-
-    def steps() -> None:
-        for _ in range(args.steps):
-            model(batch).square().mean().backward()
-            _pass(wait[0], busy=args.busy)
-            with session.commit():
-                optimizer.step()
-                optimizer.zero_grad()
+    step = _step(session, model, optimizer, busy=args.busy)
 
     def timed(way: str) -> dict[str, float]:
-        followers._keeping = keeping if way == "copies" else []
+        followers._copying = keeping if way == "copies" else []
+        followers.settled(PATIENCE)
         if way == "plain":
             followers._kept.clear()
         dist.barrier()
+        sent = buddy.sent
         begin, cpu, own = time.perf_counter(), time.process_time(), time.thread_time()
-        steps()
+        for _ in range(args.steps):
+            step(wait[0])
         own, cpu, seconds = time.thread_time() - own, time.process_time() - cpu, time.perf_counter() - begin
+        if (buddy.sent > sent) is not (way == "copies"):
+            raise SystemExit(f"{way}: {buddy.sent - sent} bytes were sent to the buddy")
         spent = torch.tensor([seconds / args.steps, cpu / args.steps, own / args.steps, buddy.seconds], dtype=torch.float64)
         dist.all_reduce(spent, dist.ReduceOp.MAX)
         return dict(zip(("step", "cpu", "main", "behind"), spent.tolist(), strict=True))
@@ -97,13 +98,26 @@ def _sharded(mib: float, size: int) -> "tuple[nn.Module, torch.optim.Optimizer]"
     return model, torch.optim.AdamW(model.parameters(), foreach=True)
 
 
-def _pass(seconds: float, *, busy: bool) -> None:
-    if not busy:
-        time.sleep(seconds)
-        return
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        sum(range(1000))
+def _step(session: "Session", model: "nn.Module", optimizer: "torch.optim.Optimizer", *, busy: bool) -> Callable[[float], None]:
+    """One step, given the seconds that it waits or computes on top. Gradients of the first one stand for all, unless it is ``busy``."""
+    import torch
+
+    batch = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(session.rank))
+    gradients = [False]
+
+    def step(seconds: float) -> None:
+        if busy or not gradients[0]:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            gradients[0] = True
+        end = time.thread_time() + seconds
+        while busy and time.thread_time() < end:
+            sum(range(1000))
+        time.sleep(0 if busy else seconds)
+        with session.commit():
+            optimizer.step()
+
+    return step
 
 
 def measure(args: argparse.Namespace) -> dict[str, object]:
