@@ -117,7 +117,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--order", default="single", choices=["single", "cyclic", "batch"], help="in which samples are dealt out")
-    parser.add_argument("--pipeline", type=int, default=1)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--sanity", type=int, default=0, help="batches that are validated in set-up")
     parser.add_argument("--plain", action="store_true", help="without the callback")
@@ -130,7 +129,6 @@ def made(args: argparse.Namespace, *callbacks: Any, **more: Any) -> Any:
         "devices": args.ranks,
         "strategy": nl.MegatronStrategy(
             tensor_model_parallel_size=args.tensor_parallel,
-            pipeline_model_parallel_size=args.pipeline,
             num_distributed_optimizer_instances=args.instances,
             ddp=DistributedDataParallelConfig(grad_reduce_in_fp32=True),
             ckpt_async_save=False,

@@ -65,11 +65,8 @@ def test_set_up(runs: NemoRuns, layout: tuple[str, ...]) -> None:
     runs.check(faults, *layout)
 
 
-@pytest.mark.parametrize(
-    "layout", [("--order", "cyclic", "--workers", "1"), ("--order", "batch"), ("--pipeline", "2")], ids=lambda x: " ".join(x)
-)
-def test_orders_and_stages(runs: NemoRuns, layout: tuple[str, ...]) -> None:
-    """Samples in random order by a loader with a process, whole global batches at a time as in fine-tuning, and a pipeline."""
+def test_whole_global_batches(runs: NemoRuns) -> None:
+    """As in fine-tuning: a step is given one batch, and splits it."""
     faults = (
         Faults()
         .kill(rank=0).at(step=1, mark="microbatch_end")
@@ -79,7 +76,7 @@ def test_orders_and_stages(runs: NemoRuns, layout: tuple[str, ...]) -> None:
         .kill(rank=2).at(step=8, phase="amid")
         .kill(rank=0).at(step=12, mark="epoch_end")
     )  # fmt: skip
-    runs.check(faults, *layout)
+    runs.check(faults, "--order", "batch")
 
 
 @LAYOUTS
