@@ -10,6 +10,7 @@ from typing import Any
 
 import nemo_job
 import torch
+import train_nemo_plain
 from lightning.pytorch import Trainer
 from megatron.core.distributed import DistributedDataParallelConfig
 from nemo import lightning as nl
@@ -69,9 +70,9 @@ def alone() -> None:
     args = Namespace(peft=False, tensor_parallel=1, instances=1, ranks=1, steps=2, sanity=0, plain=False, order="single", workers=0)
     with TemporaryDirectory() as out:
         args.out = Path(out)
-        gpt, _ = nemo_job.plain.model(peft=False)
+        gpt, _ = train_nemo_plain.model(peft=False)
         done = nemo_job.made(args, val_check_interval=1, logger=False)
-        done.fit(gpt, nemo_job.plain.Data(2))
+        done.fit(gpt, train_nemo_plain.Data(2))
     print("TRAINED", done.global_step, type(done.strategy) is nl.MegatronStrategy, instep_lightning.__name__)
 
 
