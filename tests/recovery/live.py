@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,11 +22,8 @@ class Live:
     agent: "subprocess.Popen[str]"
     out: Path
     ranks: int
-
-    @property
-    def temporary(self) -> Path:
-        """Where the job's temporary files would be."""
-        return self.out / "tmp"
+    temporary: Path
+    """Where the job's temporary files would be."""
 
     def steps(self, rank: int) -> list[dict[str, int]]:
         """What the rank has written after each step so far; works with ``--stats``."""
@@ -67,10 +66,11 @@ def live(
     out: Path, *, ranks: int = 3, args: Sequence[str] = (), options: Sequence[str] = (), settings: Mapping[str, object] | None = None
 ) -> Iterator[Live]:
     """Start the test job; whatever is left of it at the end is killed."""
-    (out / "tmp").mkdir(parents=True)
+    out.mkdir(parents=True)
+    temporary = Path(tempfile.mkdtemp(prefix="live-"))  # short: sockets in it have names of 107 bytes at most
     environment = {
         **os.environ,
-        "TMPDIR": str(out / "tmp"),
+        "TMPDIR": str(temporary),
         **{"INSTEP_" + k.upper().replace(".", "__"): str(v) for k, v in (settings or {}).items()},
     }
     command = [sys.executable, "-m", "instep", "run", "--nproc-per-node", str(ranks), "--report-dir", str(out / "report"), *options]
@@ -78,8 +78,9 @@ def live(
     with (out / "output").open("w") as output:
         agent = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True, env=environment)
     try:
-        yield Live(agent, out, ranks)
+        yield Live(agent, out, ranks, temporary)
     finally:
         everyone = {agent.pid} | processes.descendants(agent.pid)
         processes.end(everyone)
         agent.wait(10)
+        shutil.rmtree(temporary, ignore_errors=True)

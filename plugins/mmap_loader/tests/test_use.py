@@ -177,7 +177,10 @@ def test_the_session_adopts_it_without_an_agent(make: Make) -> None:
                 with session.commit():
                     pass
 
-    train()
+    try:
+        train()
+    finally:
+        dist.destroy_process_group()  # of this process, which other tests share
     assert got == expected
 
 
