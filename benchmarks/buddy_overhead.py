@@ -162,7 +162,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--mib", type=float, default=8.0, help="unique state of a rank: its shards and their moments")
     parser.add_argument("--steps", type=int, default=20, help="steps of one way before the next has its turn")
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--busy", action="store_true", help="compute instead of waiting")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", type=Path, dest="directory", help=argparse.SUPPRESS)
