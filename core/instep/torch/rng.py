@@ -5,6 +5,7 @@ import os
 import random
 import struct
 import sys
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ class Generators:
         return self._parts
 
 
-class _Watched:
+class _Watched(ABC):
     """One generator and its places in memory, where they were found."""
 
     def __init__(self) -> None:
@@ -72,8 +73,9 @@ class _Watched:
     def _look(self) -> object:
         return b"".join(self.views)
 
+    @abstractmethod
     def _ask(self) -> bytes:
-        raise NotImplementedError
+        """What the generator itself says."""
 
     def _stores(self) -> bool:
         """Whether a normal number is in store, which may be used up without a trace in what is looked at: ask again until it is gone."""

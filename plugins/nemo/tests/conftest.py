@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "lightning" / "tests"))  # whose harness is used here
 sys.path.insert(0, str(Path(__file__).parent))
 
 from instep.testing.jobs import Jobs
