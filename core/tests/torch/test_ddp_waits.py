@@ -1,57 +1,40 @@
 """DDP in a backward pass waits in Python for gloo's own futures: it ends on a fault, and gloo's thread runs no Python."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import timedelta
 
 import pytest
 import torch
+from told_work import Told, gate_of_one
 from torch import Tensor, nn
 from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from instep.agent import records
-from instep.agent.records import Header
-from instep.board import Board
 from instep.errors import CommsError, Interrupted
 from instep.model import Fault, Group
 from instep.torch import gate as gate_module
 from instep.torch.gate import Gate
 from instep.torch.handle import Handle
-from instep.torch.tape import Tape
 
 FAULT = Fault(kind="exit", ranks=(1,), detail="gone", detected_by="agent", at=0.0)
 
 
-class Reduction(Work):
-    """An all-reduce as gloo's: it ends when told to, well or badly, or never."""
+class Reduction(Told):
+    """An all-reduce of three ranks that hold the same."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         super().__init__()
-        self._tensors, self._ended = tensors, threading.Event()
-        self._error: RuntimeError | None = None
+        self._tensors = tensors
         self._future: Future[list[Tensor]] = Future()
 
     def end(self, error: str | None = None) -> None:
-        self._error = None if error is None else RuntimeError(error)
         if error is None:
             for tensor in self._tensors:
                 tensor.mul_(3)
             self._future.set_result(self._tensors)
-        self._ended.set()
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        if not self._ended.wait(timeout.total_seconds() or None):
-            raise RuntimeError("Operation timed out!")
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def is_completed(self) -> bool:
-        return self._ended.is_set()
+        super().end(error)
 
     def get_future(self) -> "Future[list[Tensor]]":
         return self._future
@@ -75,10 +58,8 @@ class Peers:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     monkeypatch.setattr(gate_module, "_NOTICE", 0.3)
-    header, setup = records.create("test-header"), os.memfd_create("test-setup")
-    yield Gate(Board(), Header(header), Tape(setup), loopback=False)
-    os.close(header)
-    os.close(setup)
+    with gate_of_one() as made:
+        yield made
 
 
 def wrapped(gate: Gate) -> tuple[DistributedDataParallel, Peers]:

@@ -1,6 +1,5 @@
 """Works and futures of handles: slices, failures, futures that fail, graves; with inner works that behave as gloo's do."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,14 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from session_world import PROLOGUE, play
+from told_work import Told, gate_of_one
 from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.futures import Future
 
-from instep.agent import records
 from instep.agent.events import Died
-from instep.agent.records import Header
 from instep.agent.spawner import Server
-from instep.board import Board
 from instep.errors import CommsError, Interrupted
 from instep.model import Fault, Group
 from instep.torch import gate as gate_module
@@ -25,41 +22,22 @@ from instep.torch.gate import Gate
 from instep.torch.graveyard import Graveyard
 from instep.torch.handle import Handle
 from instep.torch.ops import OPS
-from instep.torch.tape import Tape
 from instep.torch.works import FailableWork
 
 FAULT = Fault(kind="exit", ranks=(1,), detail="gone", detected_by="agent", at=0.0)
 
 
-class Inner(Work):
-    """A work as gloo's: a wait may time out, and it ends when told to, well or badly."""
+class Inner(Told):
+    """With a future, or without any."""
 
     def __init__(self, *, future: bool = True) -> None:
         super().__init__()
-        self._ended = threading.Event()
-        self._error: RuntimeError | None = None
         self._future: Future[list[torch.Tensor]] | None = Future() if future else None
-        self.late = False
 
     def end(self, error: str | None = None) -> None:
-        self._error = None if error is None else RuntimeError(error)
-        self._ended.set()
+        super().end(error)
         if self._future is not None:
-            base, self._future_error = self._future, self._error
-            base.set_result([])
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        ended = self._ended.wait(timeout.total_seconds() or None)
-        if not ended:
-            if self.late:  # the operation ends between the time-out and the question whether it has
-                self.end()
-            raise RuntimeError("Operation timed out!")
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def is_completed(self) -> bool:
-        return self._ended.is_set()
+            self._future.set_result([])
 
     def get_future(self) -> "Future[list[torch.Tensor]]":
         if self._future is None:
@@ -76,10 +54,8 @@ class Inner(Work):
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     monkeypatch.setattr(gate_module, "_NOTICE", 0.3)
-    header, setup = records.create("test-header"), os.memfd_create("test-setup")
-    yield Gate(Board(), Header(header), Tape(setup), loopback=False)
-    os.close(header)
-    os.close(setup)
+    with gate_of_one() as made:
+        yield made
 
 
 def work(gate: Gate, inner: Inner, op: str = "allreduce") -> FailableWork:
