@@ -16,7 +16,7 @@ def parts(epoch: int) -> list[Part]:
     return [
         (0, 1, "training_step"), (1, 2, "in_backward"), (2, epoch // 2, "validation"), (0, epoch // 2 + 1, "barrier"),
         (1, epoch // 2 + 2, "body"), (2, epoch - 1, "training_step"), (0, epoch, "batch_end"), (1, epoch, "epoch_end"),
-        (2, epoch, "epoch_start"), (1, 2 * epoch, "validation"), (2, 2 * epoch, "epoch_end"),
+        (2, epoch, "epoch_start"), (0, epoch + 2, "optimizer_step"), (1, 2 * epoch, "validation"), (2, 2 * epoch, "epoch_end"),
     ]  # fmt: skip
 
 
@@ -25,7 +25,7 @@ def parts_apart(epoch: int) -> list[Part]:
     return [
         (0, 1, "training_step"), (2, epoch // 2, "validation"), (2, epoch - 1, "training_step"), (1, epoch + 2, "in_backward"),
         (0, epoch + 4, "barrier"), (1, 2 * epoch, "epoch_end"), (2, 2 * epoch + 2, "body"), (3, 3 * epoch - 2, "batch_end"),
-        (0, 3 * epoch, "epoch_start"), (2, 4 * epoch, "epoch_end"),
+        (0, 3 * epoch, "epoch_start"), (1, 3 * epoch + 2, "optimizer_step"), (2, 4 * epoch, "epoch_end"),
     ]  # fmt: skip
 
 
