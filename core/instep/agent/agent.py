@@ -210,9 +210,12 @@ class _Agent:
     # ---- the end
 
     def _signals(self, *, taken: bool = True) -> None:
-        """Take the signals that end a job, or leave them to the system once nothing is left to end in good order."""
+        """Take the signals that end a job, or leave them to the system once nothing is left to end in good order.
+
+        Ctrl-C is left first: whoever sees another of them left (no process can see whether Python itself takes SIGINT) may send any.
+        """
         main = threading.current_thread() is threading.main_thread()
-        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT) if main else ():
+        for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM) if main else ():
             if taken:
                 self._loop.add_signal_handler(signum, self._signalled, signum)
             else:
