@@ -5,10 +5,11 @@
 
 A model and its AdamW of one gigabyte, restored by the plugin ``state_replica``: over the memory that a torn survivor has, and by a
 replacement whose optimizer has no state yet. Plain bytes: ``sendall`` and ``recv_into`` of as many, into memory that is in use, or of which
-as much is new as is to the replacement. All ways take turns, plain bytes before each, and the best time of each way counts: load from
-outside only ever adds to it. Where it adds to all of them, look at ``busiest``: the same ratios in processor seconds of whichever process
-took most, which is how long a transfer takes when nobody else computes. torchft receives into new memory, and digests nothing. Extra memory
-is the most that a process held on top of the state itself. Exit code 0 only if every bar holds.
+as much is new as is to the replacement. All ways take turns, plain bytes before each, and a ratio is the median of the rounds' own ratios:
+one and the same way takes half as long again in some rounds, and the best of each would compare their luck. ``busiest`` are the same ratios
+in processor seconds of whichever process took most, which is how long a transfer takes when nobody else computes. torchft receives into
+new memory, and digests nothing. Extra memory is the most that a process held on top of the state itself. Exit code 0 only if every bar
+holds.
 """
 
 import argparse
@@ -16,9 +17,10 @@ import json
 import multiprocessing
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import bars
@@ -154,9 +156,9 @@ def measure(layers: int, rounds: int, python: str | None) -> dict[str, float]:
         ranks.tell(rank, "end")
     if peer:
         peer.close()
-    figures = {f"{name}_gb_s": ranks.bytes / min(took)[0] / 1e9 for name, took in times.items()}
-    figures |= _ratios({name: min(seconds for seconds, _ in took) for name, took in times.items()})
-    busiest = _ratios({name: min(busy for _, busy in took) for name, took in times.items()})
+    clock = {name: [seconds for seconds, _ in took] for name, took in times.items()}
+    figures = {f"{name}_gb_s": ranks.bytes / median(seconds) / 1e9 for name, seconds in clock.items()} | _ratios(clock)
+    busiest = _ratios({name: [busy for _, busy in took] for name, took in times.items()})
     figures |= {f"busiest_{name}": ratio for name, ratio in busiest.items()}
     return {**figures, "extra_mib_receiver": receiver, "extra_mib_donor": donor}
 
@@ -166,16 +168,21 @@ def _slowest(took: Iterable[Took]) -> Took:
     return max(clock), max(processor)
 
 
-def _ratios(best: Mapping[str, float]) -> dict[str, float]:
-    figures = {f"{name}_over_plain": best[f"plain_{name}"] / best[name] for name in ("torn", "torn_digested", "new", "new_digested")}
-    figures |= {f"{name}_over_one": best["torn_digested"] / best[name] for name in ("two_donors", "three_donors")}
-    return figures | {f"new_over_{name}": best[name] / best["new"] for name in best if name.startswith("torchft")}
+def _ratios(took: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    figures = {f"{name}_over_plain": _ratio(took[f"plain_{name}"], took[name]) for name in ("torn", "torn_digested", "new", "new_digested")}
+    figures |= {f"{name}_over_one": _ratio(took["torn_digested"], took[name]) for name in ("two_donors", "three_donors")}
+    return figures | {f"new_over_{name}": _ratio(seconds, took["new"]) for name, seconds in took.items() if name.startswith("torchft")}
+
+
+def _ratio(slower: Sequence[float], faster: Sequence[float]) -> float:
+    """How many times as fast, in the median round."""
+    return median(a / b for a, b in zip(slower, faster, strict=True))
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--peer", help="interpreter of an environment with torchft")
     parser.add_argument("--json", action="store_true")

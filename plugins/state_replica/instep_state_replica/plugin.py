@@ -24,7 +24,7 @@ class StateReplica(Plugin):
 
     HOOK_API: ClassVar[int] = 1
 
-    chunk_bytes: int = Field(default=1 << 20, ge=4096, description="bytes of one read or write")
+    chunk_bytes: int = Field(default=1 << 18, ge=4096, description="bytes of one read or write")
     connect_timeout: float = Field(default=5.0, gt=0, description="seconds that connecting to a peer may take")
     digest_stripes: bool = Field(default=True, description="digest what is sent at both ends, on all ranks alike")
     buddies: bool = Field(default=False, description="keep copies of state that no other rank holds, here and on another rank")

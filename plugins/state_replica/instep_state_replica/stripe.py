@@ -12,8 +12,8 @@ _BUFFERS = 256
 """Buffers in one system call; the system allows 1024."""
 _SMALL = 1 << 16
 """Bytes under which a part is sent together with others."""
-_TURNS = 8
-"""Chunks until other sockets get their turn."""
+_TURN = 1 << 28
+"""Bytes until other sockets get their turn: each turn of another donor begins with memory that no cache holds any more."""
 
 
 def cut(total: int, parts: int, index: int) -> tuple[int, int]:
@@ -32,7 +32,8 @@ class Stripe:
     ) -> None:
         self.size, self.done = end - start, 0
         self._parts = list(_within(buffers, start, end, most=chunk))
-        self._index = self._offset = self._turn = 0
+        self._index = self._offset = 0
+        self._turn = _TURN
         self._mapped = -1
         self._chunk, self._half, self._middle = chunk, half, (end - start + 1) // 2
         self._digest, self._digesting = xxhash.xxh3_64(), digest
@@ -74,8 +75,10 @@ class Stripe:
 
     def _pause(self) -> bool:
         """Whether it is the others' turn: a socket that is always ready must not starve them."""
-        self._turn += 1
-        return self._turn % _TURNS == 0 and self.done < self.size
+        if self.done < self._turn or self.done == self.size:
+            return False
+        self._turn = self.done + _TURN
+        return True
 
     def _next(self) -> memoryview | list[memoryview]:
         """What is left of the present part; small parts together with those behind it."""

@@ -8,6 +8,7 @@ from contextlib import closing
 from instep.errors import InstepError
 from instep.hooks import Recovery, SharedState
 from instep_state_replica import wire
+from instep_state_replica.batch import batch
 from instep_state_replica.exchange import Exchange, Limits, Talk
 from instep_state_replica.reactor import Loop, Steps, Task
 from instep_state_replica.roster import roster
@@ -38,7 +39,7 @@ class Transfer:
             InstepError: a peer was lost or sent other bytes than it meant to, or has other shard groups, or the deadline passed.
         """
         exchanges = self._exchanges.values()
-        with closing(self._loop):
+        with closing(self._loop), batch():
             for exchange in exchanges:
                 exchange.begin()
             if any(exchange.serving for exchange in exchanges):
