@@ -37,9 +37,10 @@ $(READY): pyproject.toml $(PROJECTS) Makefile
 demo: $(READY)  ## train a small GPT on 4 ranks through four faults, and compare with a run without any
 	$(BIN)/python examples/demo.py $(ARGS)
 
-# Most of a test's time goes by in waiting for others. All tests of a file stay in one process, where they share what they prepare.
+# Most of a test's time goes by in waiting for others. All tests of a file stay in one process, where they share what they prepare; the
+# longest files come first (`testpaths`), so that no process is left alone with one.
 test: $(READY) $(NCCL)  ## run the tests (ARGS='-k plan' for some of them, ARGS='-m full' for the whole fault matrix)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The library alone is kept of the wheel's 300 MB: NCCL's ids and roots need no GPU. `make test NCCL=` skips their tests.
 build/nccl/%/libnccl.so.2: | $(READY)
