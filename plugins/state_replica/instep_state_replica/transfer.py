@@ -39,12 +39,13 @@ class Transfer:
             InstepError: a peer was lost or sent other bytes than it meant to, or has other shard groups, or the deadline passed.
         """
         exchanges = self._exchanges.values()
-        with closing(self._loop), batch():
+        with closing(self._loop):
             for exchange in exchanges:
                 exchange.begin()
             if any(exchange.serving for exchange in exchanges):
                 self._loop.listen(self._listener, self._serve)
-            self._loop.run(self._finished, self._what)
+            with batch():
+                self._loop.run(self._finished, self._what)
         return sum(exchange.finish() for exchange in exchanges)
 
     def _finished(self) -> bool:
