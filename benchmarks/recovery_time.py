@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -88,19 +87,19 @@ def torchrun_row(params: str, ranks: int, kills: int) -> dict[str, object]:
     return {"params": params, "ranks": ranks, "kills": kills, "to_step": _spread(to_step), "to_lost_steps": _spread(to_lost)}
 
 
-def table(rows: Sequence[Mapping[str, Mapping[str, object]]]) -> str:
-    lines = ["params ranks   resume s  step s (min-max)       torchrun s   ratio   phases (slowest rank, ms)"]
-    for row in rows:
-        own, base = row["instep"], row.get("torchrun")
-        step: Mapping[str, float] = own["to_step"]  # type: ignore[assignment]
-        resume: Mapping[str, float] = own["to_resume"]  # type: ignore[assignment]
-        phases: Mapping[str, float] = own["phases"]  # type: ignore[assignment]
-        restart = base["to_step"]["median"] if base else float("nan")  # type: ignore[index]
-        lines.append(
-            f"{own['params']:>6s} {own['ranks']:>5d} {resume['median']:>10.3f} {step['median']:>7.3f} ({step['min']:.3f}-{step['max']:.3f})"
-            f" {restart:>14.2f} {restart / step['median']:>7.1f}   " + " ".join(f"{n} {1e3 * s:.0f}" for n, s in phases.items())
-        )
-    return "\n".join(lines)
+HEADER = "params ranks   resume s  step s (min-max)       torchrun s   ratio   phases (slowest rank, ms)"
+
+
+def line(row: Mapping[str, Mapping[str, object]]) -> str:
+    own, base = row["instep"], row.get("torchrun")
+    step: Mapping[str, float] = own["to_step"]  # type: ignore[assignment]
+    resume: Mapping[str, float] = own["to_resume"]  # type: ignore[assignment]
+    phases: Mapping[str, float] = own["phases"]  # type: ignore[assignment]
+    restart = base["to_step"]["median"] if base else float("nan")  # type: ignore[index]
+    return (
+        f"{own['params']:>6s} {own['ranks']:>5d} {resume['median']:>10.3f} {step['median']:>7.3f} ({step['min']:.3f}-{step['max']:.3f})"
+        f" {restart:>14.2f} {restart / step['median']:>7.1f}   " + " ".join(f"{n} {1e3 * s:.0f}" for n, s in phases.items())
+    )
 
 
 def main() -> None:
@@ -112,16 +111,18 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     rows = []
+    if not args.json:
+        print(HEADER, flush=True)
     for params in args.params:
         for ranks in args.ranks:
-            begin = time.monotonic()
             row = {"instep": instep_row(params, ranks, args.kills)}
             if args.torchrun_kills:
                 row["torchrun"] = torchrun_row(params, ranks, args.torchrun_kills)
             rows.append(row)
             if not args.json:
-                print(f"{params} on {ranks} ranks done in {time.monotonic() - begin:.0f} s", flush=True)
-    print(json.dumps(rows) if args.json else table(rows))
+                print(line(row), flush=True)
+    if args.json:
+        print(json.dumps(rows))
 
 
 if __name__ == "__main__":
