@@ -55,7 +55,8 @@ class NemoFit(Fit):
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self._undo = Undo(strategy.optimizers, schedulers)
         loaders = data.loaders(trainer)
-        passes = Passes(loaders.values(), int(getattr(strategy.data_sampler, "init_consumed_samples", 0)))
+        validation = getattr(trainer.fit_loop.epoch_loop.val_loop._combined_loader, "flattened", ())
+        passes = Passes(loaders.values(), validation, int(getattr(strategy.data_sampler, "init_consumed_samples", 0)))
         self._later.enter_context(passes.kept())
         self.record = NemoRecord(trainer, self.effects, self._undo, passes)
         shared = {f"scheduler{i}": scheduler for i, scheduler in enumerate(schedulers)}

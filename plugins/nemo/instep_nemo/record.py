@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from instep.torch.effects import Effects
     from instep_lightning.undo import Undo
 
-_FETCHED = ("fetched", "done", "_batch_idx", "_dataloader_idx")
+_FETCHED = ("fetched", "length", "done", "_batch_idx", "_dataloader_idx")
 _SAMPLED = ("init_consumed_samples", "prev_consumed_samples", "if_first_step", "prev_global_batch_size", "init_global_step")
 _OWN = ("lightning.", "nemo.", "instep_")
 _HOOKS = ("on_train_batch_start", "on_train_batch_end")
@@ -42,13 +42,13 @@ class NemoRecord(Record):
             self._offered = (self._offered[0], fetcher._batch)
         fetched = {key: getattr(fetcher, key) for key in _FETCHED} | {"samples": _samples(fetcher._batch)}
         fetched["before"] = _samples(self._trainer.fit_loop.epoch_loop._results.batch)
-        return {**super().state_dict(), "fetched": fetched, "sampled": self._sampled(), "consumed": self._passes.starts()}
+        return {**super().state_dict(), "fetched": fetched, "sampled": self._sampled(), "passes": self._passes.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Foreign], /) -> None:
         """Both set back."""
         super().load_state_dict(state)
         self.fetched = state["fetched"]
-        self._passes.load(state["consumed"])
+        self._passes.load_state_dict(state["passes"])
         for key, value in state["sampled"].items():
             setattr(self._sampler(), key, value)
 

@@ -118,6 +118,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--order", default="single", choices=["single", "cyclic", "batch"], help="in which samples are dealt out")
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--limit", type=int, help="steps in an epoch, if not all")
     parser.add_argument("--sanity", type=int, default=0, help="batches that are validated in set-up")
     parser.add_argument("--plain", action="store_true", help="without the callback")
     return parser.parse_args()
@@ -135,6 +136,7 @@ def made(args: argparse.Namespace, *callbacks: Any, **more: Any) -> Any:
         ),
         "plugins": nl.MegatronMixedPrecision(precision="bf16-mixed"),
         "max_steps": args.steps,
+        "limit_train_batches": args.limit,
         "limit_val_batches": 2,
         "val_check_interval": 3,
         "num_sanity_val_steps": args.sanity,

@@ -10,6 +10,8 @@ pytestmark = pytest.mark.timeout(300)  # real jobs on a busy machine
 LAYOUTS = pytest.mark.parametrize(
     "layout", [(), ("--peft",), ("--tensor-parallel", "2"), ("--tensor-parallel", "2", "--peft")], ids=lambda x: " ".join(x) or "dp4"
 )
+ORDERS = {(): 6, ("--tensor-parallel", "2", "--workers", "1"): 5, ("--limit", "5"): 4}
+"""Uses of a random order, and the step before which an epoch ends: NeMo's epochs are as long as its sampler says when they begin."""
 
 
 @LAYOUTS
@@ -55,7 +57,7 @@ def test_exceptions_and_hangs(runs: NemoRuns, layout: tuple[str, ...]) -> None:
     runs.check(faults, *layout)
 
 
-@pytest.mark.parametrize("layout", [(), ("--peft", "--sanity", "2")], ids=["dp4", "peft"])
+@pytest.mark.parametrize("layout", [(), ("--peft", "--sanity", "2"), ("--tensor-parallel", "2")], ids=["dp4", "peft", "tp2"])
 def test_set_up(runs: NemoRuns, layout: tuple[str, ...]) -> None:
     """A replacement dies in its set-up, and another at its first step."""
     faults = (
@@ -77,6 +79,42 @@ def test_whole_global_batches(runs: NemoRuns) -> None:
         .kill(rank=0).at(step=12, mark="epoch_end")
     )  # fmt: skip
     runs.check(faults, "--order", "batch")
+
+
+@pytest.mark.parametrize("more", ORDERS, ids=lambda x: " ".join(x) or "dp4")
+def test_random_order(runs: NemoRuns, more: tuple[str, ...]) -> None:
+    """Megatron's random samplers move as they are drawn, of the training data and of the validation data, and their length with them."""
+    faults = (
+        Faults()
+        .kill(rank=0).at(step=0, mark="microbatch_end")
+        .raises(rank=2).at(step=2, mark="step_end")
+        .kill(rank=1).at(step=3, phase="amid")
+        .kill(rank=2).at(step=ORDERS[more], mark="epoch_end")
+        .hang(rank=3).at(step=7, phase="backward")
+        .kill(rank=0).at(step=8, mark="batch_end")
+        .kill(rank=2).at(step=10, phase="body")
+        .raises(rank=1).at(step=11, mark="microbatch_end")
+    )  # fmt: skip
+    runs.check(faults, "--order", "cyclic", *more)
+
+
+def test_random_order_validated(runs: NemoRuns) -> None:
+    """Validation draws on where the one before it has ended, and draws the same again."""
+    faults = Faults().kill(rank=3).at(step=3, mark="validation").hang(rank=1).at(step=6, mark="validation")
+    faults.raises(rank=0).at(step=9, mark="validation").kill(rank=2).at(step=9, mark="batch_start")
+
+    runs.check(faults, "--order", "cyclic")
+
+
+@pytest.mark.parametrize("more", ORDERS, ids=lambda x: " ".join(x) or "dp4")
+def test_the_callback_changes_no_order(runs: NemoRuns, more: tuple[str, ...]) -> None:
+    """Without the callback the same samples are drawn, also where a pass is left before its end, or its order drawn ahead."""
+    plain = runs.run("--order", "cyclic", *more, "--plain")
+
+    assert plain.run.outcome.code == 0, plain.run.log(0)[-3000:]
+    clean = runs.clean("--order", "cyclic", *more)
+    assert plain.logged == clean.logged
+    assert plain.finals == clean.finals
 
 
 @LAYOUTS

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.timeout(400)  # real jobs on a busy machine, and produc
 MAPPED = {"plugins.nemo": {"memory_mapped": True}, "plugins.mmap_loader": True}
 
 
-@pytest.mark.parametrize("layout", [(), ("--tensor-parallel", "2")], ids=["dp4", "tp2"])
+@pytest.mark.parametrize("layout", [(), ("--tensor-parallel", "2"), ("--order", "cyclic")], ids=["dp4", "tp2", "cyclic"])
 def test_batches_outlive_their_trainer(runs: NemoRuns, layout: tuple[str, ...]) -> None:
     """The next micro-batches lie in shared memory when training goes on, with two ranks to a producer where they hold one model."""
     faults = (
