@@ -70,6 +70,16 @@ class Counting(Callback):
             setattr(self, key, value)
 
 
+class Saving(Callback):
+    """Leaves the weights as a checkpoint of NeMo's when the training ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_end(self, trainer: Any, module: LightningModule) -> None:
+        trainer.save_checkpoint(self.folder, weights_only=True)
+
+
 class Data(plain.Data):
     """The example's data, in any order that NeMo has."""
 
@@ -120,6 +130,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--limit", type=int, help="steps in an epoch, if not all")
     parser.add_argument("--sanity", type=int, default=0, help="batches that are validated in set-up")
+    parser.add_argument("--save", action="store_true", help="leave a checkpoint of NeMo's in out/pretrained")
+    parser.add_argument("--pretrained", help="folder of a checkpoint whose weights are fine-tuned, through NeMo's resume")
     parser.add_argument("--plain", action="store_true", help="without the callback")
     return parser.parse_args()
 
@@ -155,7 +167,9 @@ def main() -> None:
     args = arguments()
     gpt, transforms = plain.model(args.peft)
     counting = Counting()
-    trainer = made(args, *transforms, counting)
+    trainer = made(args, *transforms, counting, *([Saving(args.out / "pretrained")] if args.save else []))
+    if args.pretrained is not None:
+        nl.AutoResume(restore_config=nl.RestoreConfig(path=args.pretrained, load_artifacts=False)).setup(trainer, gpt)
     trainer.fit(gpt, Data(args))  # two epochs
     (args.out / f"final-{trainer.global_rank}.json").write_text(json.dumps(final(trainer, counting)))
 

@@ -33,11 +33,13 @@ def after() -> None:
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
     from nemo.collections.llm.peft import lora, module_matcher, utils
     from nemo.lightning import megatron_init
+    from nemo.lightning.io import pl
 
     lora.te = SimpleNamespace(Linear=None)  # LoRA compares classes with Transformer Engine's, also where there is none
     for module in (module_matcher, utils):
         for name in [name for name in vars(module) if name.startswith("HAVE_TE")]:
             setattr(module, name, False)  # Megatron has names for its classes without it
+    pl._fix_tensors_device = lambda checkpoint: checkpoint  # it would move what was loaded from the wrong GPU
     seed = megatron_init._set_random_seed
 
     def seeded(number: int) -> None:
