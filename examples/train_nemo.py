@@ -86,7 +86,7 @@ if __name__ == "__main__":
         ),
         plugins=nl.MegatronMixedPrecision(precision="bf16-mixed"),
         max_steps=args.steps,
-        limit_val_batches=2,
+        limit_val_batches=4,
         val_check_interval=8,
         num_sanity_val_steps=0,
         log_every_n_steps=1,

@@ -123,6 +123,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--peft", action="store_true")
     parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--pipeline", type=int, default=1)
     parser.add_argument("--instances", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=12)
@@ -142,6 +143,7 @@ def made(args: argparse.Namespace, *callbacks: Any, **more: Any) -> Any:
         "devices": args.ranks,
         "strategy": nl.MegatronStrategy(
             tensor_model_parallel_size=args.tensor_parallel,
+            pipeline_model_parallel_size=args.pipeline,
             num_distributed_optimizer_instances=args.instances,
             ddp=DistributedDataParallelConfig(grad_reduce_in_fp32=True),
             ckpt_async_save=False,
@@ -149,7 +151,7 @@ def made(args: argparse.Namespace, *callbacks: Any, **more: Any) -> Any:
         "plugins": nl.MegatronMixedPrecision(precision="bf16-mixed"),
         "max_steps": args.steps,
         "limit_train_batches": args.limit,
-        "limit_val_batches": 2,
+        "limit_val_batches": 4,  # micro-batches, and a multiple of those of a step: NeMo would stop in the middle of one
         "val_check_interval": 3,
         "num_sanity_val_steps": args.sanity,
         "log_every_n_steps": 1,

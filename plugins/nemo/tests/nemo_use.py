@@ -67,7 +67,7 @@ def described() -> None:
 
 def alone() -> None:
     """Without `instep run` it trains as ever, and what was changed is NeMo's own again."""
-    args = Namespace(tensor_parallel=1, instances=1, ranks=1, steps=2, sanity=0, plain=False, limit=None)
+    args = Namespace(tensor_parallel=1, pipeline=1, instances=1, ranks=1, steps=2, sanity=0, plain=False, limit=None)
     with TemporaryDirectory() as out:
         args.out = Path(out)
         gpt, _ = train_nemo_plain.model(peft=False)

@@ -67,6 +67,23 @@ def test_set_up(runs: NemoRuns, layout: tuple[str, ...]) -> None:
     runs.check(faults, *layout)
 
 
+def test_pipeline(runs: NemoRuns) -> None:
+    """Two stages, of which each has its own part of the model: both are cut, in a step and in validation."""
+    faults = (
+        Faults()
+        .kill(rank=0).at(step=0, mark="microbatch_end")
+        .kill(rank=3).at(step=1, phase="backward")
+        .raises(rank=2).at(step=2, mark="step_end")
+        .kill(rank=2).at(step=3, mark="validation")
+        .kill(rank=1).at(step=5, phase="amid")
+        .kill(rank=3).at(step=6, mark="epoch_end")
+        .hang(rank=1).at(step=8, phase="body")
+        .kill(rank=0).at(step=12, mark="batch_end")
+    )  # fmt: skip
+    runs.check(faults, "--pipeline", "2")
+    _check_plain(runs, "--pipeline", "2")
+
+
 def test_whole_global_batches(runs: NemoRuns) -> None:
     """As in fine-tuning: a step is given one batch, and splits it."""
     faults = (
@@ -109,20 +126,18 @@ def test_random_order_validated(runs: NemoRuns) -> None:
 @pytest.mark.parametrize("more", ORDERS, ids=lambda x: " ".join(x) or "dp4")
 def test_the_callback_changes_no_order(runs: NemoRuns, more: tuple[str, ...]) -> None:
     """Without the callback the same samples are drawn, also where a pass is left before its end, or its order drawn ahead."""
-    plain = runs.run("--order", "cyclic", *more, "--plain")
-
-    assert plain.run.outcome.code == 0, plain.run.log(0)[-3000:]
-    clean = runs.clean("--order", "cyclic", *more)
-    assert plain.logged == clean.logged
-    assert plain.finals == clean.finals
+    _check_plain(runs, "--order", "cyclic", *more)
 
 
 @LAYOUTS
 def test_the_callback_changes_nothing(runs: NemoRuns, layout: tuple[str, ...]) -> None:
     """Without the callback NeMo trains the same parameters, bit for bit."""
-    plain = runs.run(*layout, "--plain")
+    _check_plain(runs, *layout)
+
+
+def _check_plain(runs: NemoRuns, *args: str) -> None:
+    plain, clean = runs.run(*args, "--plain"), runs.clean(*args)
 
     assert plain.run.outcome.code == 0, plain.run.log(0)[-3000:]
-    for final, other in zip(plain.finals, runs.clean(*layout).finals, strict=True):
-        assert final == other
-    assert plain.logged == runs.clean(*layout).logged
+    assert plain.finals == clean.finals
+    assert plain.logged == clean.logged
