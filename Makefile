@@ -74,7 +74,7 @@ $(NEMO_VENV)/.ready: plugins/nemo/tests/requirements.txt pyproject.toml $(PROJEC
 		-e plugins/init_gloo -e plugins/state_replica -e plugins/mmap_loader -e plugins/lightning -e plugins/nemo
 	@touch $@
 
-test-nemo: $(NEMO_VENV)/.ready  ## kill ranks in every part of a training of NVIDIA NeMo: builds an environment of 2.5 GB, half an hour and more
+test-nemo: $(NEMO_VENV)/.ready  ## kill ranks in every part of a training of NVIDIA NeMo: builds an environment of 2.5 GB, half an hour
 	$(NEMO_VENV)/bin/python -m pytest plugins/nemo/tests $(ARGS)
 
 bench: $(READY)  ## run every benchmark

@@ -11,6 +11,9 @@ from replica_worker import SECONDS, Digests, Orders, Outcome, Spec, main
 from instep.model import Address, Plan, Role, Status, Vote
 from instep.plan import plan
 
+_BIRTH = 60.0
+"""Seconds that a new process may take to say where it listens: it imports torch, perhaps beside others that do."""
+
 
 class World:
     """All ranks, seen from the test. ``groups``: replicas by name of each shard group; unless given there is one, of all ranks."""
@@ -23,7 +26,7 @@ class World:
         self._settings = settings
         self.pipes: list[Connection] = []
         self._workers = [self._birth(rank) for rank in range(size)]
-        self.ports = [self._receive(rank)["peer"] for rank in range(size)]  # type: ignore[index]
+        self.ports = [self._receive(rank, _BIRTH)["peer"] for rank in range(size)]  # type: ignore[index]
         self._specs: dict[int, list[Spec]] = {}
         self.incarnation = 0
 
@@ -40,10 +43,10 @@ class World:
         self._workers[rank].join(5)
         self.pipes.pop(rank).close()
         self._workers[rank] = self._birth(rank)
-        self.ports[rank] = self._receive(rank)["peer"]  # type: ignore[index]
+        self.ports[rank] = self._receive(rank, _BIRTH)["peer"]  # type: ignore[index]
 
-    def _receive(self, rank: int) -> object:
-        if not self.pipes[rank].poll(SECONDS + 10):
+    def _receive(self, rank: int, seconds: float = SECONDS + 10) -> object:
+        if not self.pipes[rank].poll(seconds):
             raise TimeoutError(f"rank {rank} says nothing")
         return self.pipes[rank].recv()
 

@@ -6,6 +6,7 @@ import pytest
 from replica_worker import Digests, Orders, Spec
 from replica_world import World
 
+pytestmark = pytest.mark.timeout(180)  # real processes on a busy machine
 Make = Callable[..., World]
 HSDP = {"replica": (0, 1, 2, 3), "shards@0": (0, 2), "shards@1": (1, 3)}
 CROSSED = {"replica": (0, 1, 2, 3), "rows@0": (0, 1), "rows@2": (2, 3), "columns@0": (0, 2), "columns@1": (1, 3)}

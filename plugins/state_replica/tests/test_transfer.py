@@ -8,6 +8,7 @@ from damage import Damage
 from replica_worker import Digests, Orders
 from replica_world import World
 
+pytestmark = pytest.mark.timeout(180)  # real processes on a busy machine
 Make = Callable[..., World]
 
 
