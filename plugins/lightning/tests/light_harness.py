@@ -95,3 +95,11 @@ class Runs:
         most = max(steps_lost, "buddies" in args)
         assert scope != "in_process" or all(i.steps_lost <= most for i in other.run.incidents), other.run.incidents
         return other
+
+    def check_plain(self, *args: str) -> Ended:
+        """Run without the callback: it ends, and logs, as the clean run with it."""
+        plain, clean = self.run(*args, "--plain"), self.clean(*args)
+        assert plain.run.outcome.code == 0, f"{plain.run.outcome.message}\n{plain.run.log(0)[-3000:]}"
+        assert plain.finals == clean.finals
+        assert plain.logged == clean.logged
+        return plain

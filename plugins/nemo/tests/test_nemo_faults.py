@@ -81,7 +81,7 @@ def test_pipeline(runs: NemoRuns) -> None:
         .kill(rank=0).at(step=12, mark="batch_end")
     )  # fmt: skip
     runs.check(faults, "--pipeline", "2")
-    _check_plain(runs, "--pipeline", "2")
+    runs.check_plain("--pipeline", "2")
 
 
 def test_whole_global_batches(runs: NemoRuns) -> None:
@@ -126,18 +126,10 @@ def test_random_order_validated(runs: NemoRuns) -> None:
 @pytest.mark.parametrize("more", ORDERS, ids=lambda x: " ".join(x) or "dp4")
 def test_the_callback_changes_no_order(runs: NemoRuns, more: tuple[str, ...]) -> None:
     """Without the callback the same samples are drawn, also where a pass is left before its end, or its order drawn ahead."""
-    _check_plain(runs, "--order", "cyclic", *more)
+    runs.check_plain("--order", "cyclic", *more)
 
 
 @LAYOUTS
 def test_the_callback_changes_nothing(runs: NemoRuns, layout: tuple[str, ...]) -> None:
     """Without the callback NeMo trains the same parameters, bit for bit."""
-    _check_plain(runs, *layout)
-
-
-def _check_plain(runs: NemoRuns, *args: str) -> None:
-    plain, clean = runs.run(*args, "--plain"), runs.clean(*args)
-
-    assert plain.run.outcome.code == 0, plain.run.log(0)[-3000:]
-    assert plain.finals == clean.finals
-    assert plain.logged == clean.logged
+    runs.check_plain(*layout)

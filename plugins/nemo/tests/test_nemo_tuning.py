@@ -29,9 +29,6 @@ def test_from_pretrained_weights(runs: NemoRuns, pretrained: str) -> None:
     args = ("--order", "batch", "--pretrained", pretrained)
     runs.check(faults, *args)
 
-    plain = runs.run(*args, "--plain")
-    assert plain.run.outcome.code == 0, plain.run.log(0)[-3000:]
-    assert plain.logged == runs.clean(*args).logged
-    assert plain.finals == runs.clean(*args).finals
+    plain = runs.check_plain(*args)
     first = [run.logged[0]["reduced_train_loss"] for run in (plain, runs.clean("--order", "batch"))]
     assert float(first[0]) < float(first[1]), "the weights were not loaded"
