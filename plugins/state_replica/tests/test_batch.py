@@ -1,6 +1,5 @@
 import os
 import threading
-from collections.abc import Callable
 
 import pytest
 
@@ -27,7 +26,9 @@ def test_a_policy_of_ones_own_choice_is_kept() -> None:
             seen.append(os.sched_getscheduler(0))
         seen.append(os.sched_getscheduler(0))
 
-    _in_a_thread(run)
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(10)
     assert seen == [os.SCHED_IDLE, os.SCHED_IDLE]
 
 
@@ -38,10 +39,3 @@ def test_where_it_is_forbidden_nothing_changes(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "sched_setscheduler", forbidden)
     with batch():
         assert os.sched_getscheduler(0) == os.SCHED_OTHER
-
-
-def _in_a_thread(run: Callable[[], None]) -> None:
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(10)
-    assert not thread.is_alive()
