@@ -1,6 +1,6 @@
 """Modules of ``fully_shard``: what an interrupted step leaves in them, what a script switches on them, and what cannot be recovered."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -30,10 +30,11 @@ def check(module: nn.Module, name: str) -> None:
         )
 
 
-def reshard(module: nn.Module) -> None:
-    """Parameters of the module are its shards again, whatever a forward pass without backward left gathered. Local, and free if so."""
-    for part in _parts(module):
-        part.reshard()
+def reshard(modules: Iterable[nn.Module]) -> None:
+    """Parameters of these are their shards again, whatever a forward pass without backward left gathered. Local, and free if so."""
+    for part in modules:
+        if isinstance(part, FSDPModule):
+            part.reshard()
 
 
 def reset(module: nn.Module) -> None:

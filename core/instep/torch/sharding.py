@@ -65,7 +65,7 @@ class TensorShards:
                 values = state.of(p)
                 objects.extend((p, None) if values is None else (p, *values, *values.values()))
         parts = [o._local_tensor for o in objects if isinstance(o, DTensor)]
-        steady = all(isinstance(o, _STEADY) for o in objects)
+        steady = all(issubclass(kind, _STEADY) for kind in set(map(type, objects)))
         return [*objects, *parts, None if steady else object()], [part.data_ptr() for part in parts]
 
     def fit(self, theirs: Tree) -> Tree:  # noqa: ARG002 - nothing depends on it

@@ -15,6 +15,7 @@ from instep.errors import UsageError
 from instep.torch import ddp, fsdp, sharding
 from instep.torch.adapter import Adapter, Covering, Tree, tree
 from instep.torch.dtensor import local, sharded
+from instep.torch.names import Names
 from instep.torch.overlay import branch
 from instep.torch.protected import OptimizerState, Protected, kind
 from instep.torch.share import Share
@@ -36,7 +37,9 @@ class Shared:
         self.census = ddp.Census()
         self.rank, self.replicas = rank, tuple(range(world_size))
         self._modules: dict[str, nn.Module] = {}
-        self._tensors: dict[str, Tensor] = {}
+        self._names = Names()
+        self._looked: Mapping[str, Tensor] = {}
+        self._whole: Tree = {}
         self._buffers: dict[str, Tensor] = {}
         self._objects: dict[str, Protected] = {}
         self._optimizers: dict[str, Optimizer] = {}
@@ -62,9 +65,10 @@ class Shared:
                 fsdp.check(module, f"{name}.{path}" if path else name)
             codec.split({key: local(p) for key, p in _bare(obj).named_parameters()}, where=name)
             self._modules[name] = obj
+            self._names.add(name, _bare(obj))
         elif isinstance(obj, Tensor):
             codec.split(local(obj), where=name)
-            self._tensors[name] = obj
+            self._names.add(name, obj)
         elif isinstance(obj, Adapter):
             self._adapters[name] = obj
         else:
@@ -119,6 +123,7 @@ class Shared:
                     raise UsageError(f"{reducer.name}: parameter {key!r} of a DistributedDataParallel is not protected; protect the module")
         self._reducers[:] = reducers
         self._covered = {id(p) for adapter in self._adapters.values() if isinstance(adapter, Covering) for p in adapter.covers()}
+        self._looked = {}
         states = {name: state for name, state in self._objects.items() if isinstance(state, OptimizerState)}
         for state in states.values():
             state.name_parameters({id(tensor): name for name, tensor in every.items()})
@@ -189,23 +194,23 @@ class Shared:
     def _tree(self, buffers: Mapping[str, Tensor]) -> Tree:
         return tree(
             kinds=self._kinds,
-            tensors={n: t for n, t in self._everything().items() if not sharded(t) and id(t) not in self._covered},
+            tensors=self._replicated(),
             buffers=dict(sorted(buffers.items())),
             objects={name: obj.tree() for name, obj in self._objects.items()},
         )
 
-    def _everything(self) -> dict[str, Tensor]:
+    def _everything(self) -> Mapping[str, Tensor]:
         """Parameters and protected tensors by name, each once."""
-        out: dict[str, Tensor] = {}
-        seen: set[int] = set()
-        for module in self._modules.values():
-            fsdp.reshard(module)
-        named = [(f"{name}.{key}", p) for name, module in self._modules.items() for key, p in _bare(module).named_parameters()]
-        for name, tensor in [*named, *self._tensors.items()]:
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
-                out[name] = tensor
-        return out
+        fsdp.reshard(self._names.modules())
+        return self._names.tensors()
+
+    def _replicated(self) -> Tree:
+        """Those that are whole on every rank, and that no adapter has."""
+        every = self._everything()
+        if every is not self._looked:
+            self._looked = every
+            self._whole = {name: t for name, t in every.items() if not sharded(t) and id(t) not in self._covered}
+        return self._whole
 
     def _all_buffers(self) -> dict[str, Tensor]:
         """Every buffer by the names that it may be adopted under."""
