@@ -1,4 +1,4 @@
-"""What buddy copies cost a training without faults: blocks of steps with and without them alternate in one job.
+"""What buddy copies cost a training without faults: blocks of steps with and without them alternate in each of some jobs.
 
     python benchmarks/buddy_overhead.py --json
 
@@ -8,6 +8,8 @@ makes a step of 50 ms without copies, so that whatever copies add to it shows. `
 time instead: then copies compete with the step for it. They take ``copy_cpu_ms`` of it a step, ``main_cpu_ms`` (``main_share`` of 50 ms) in
 the thread that trains. ``behind_ms`` is how long a step's copies are on their way behind the training; once that reaches the length of a
 step, the next barrier waits for them.
+
+Several jobs, since one job's memory lies by chance where it is faster or slower in one of the ways.
 
 Exit code 0 only if the median overhead is at most 3 % of a step, on a machine that is quiet enough to tell.
 """
@@ -20,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +78,7 @@ def worker(args: argparse.Namespace) -> None:
         for _ in range(4):  # the first steps are slower than any later one
             wait[0] = max(0.0, wait[0] + STEP - timed("plain")["step"])
         timed("copies")
-        return [{way: timed(way) for way in WAYS} for _ in range(args.rounds)]
+        return [{way: timed(way) for way in WAYS[:: 1 if number % 2 else -1]} for number in range(args.rounds)]
 
     rounds = alternate()
     if session.rank == 0:
@@ -120,8 +122,8 @@ def _step(session: "Session", model: "nn.Module", optimizer: "torch.optim.Optimi
     return step
 
 
-def measure(args: argparse.Namespace) -> dict[str, object]:
-    """Run the job and reduce its rounds to medians."""
+def job(args: argparse.Namespace) -> dict[str, Any]:
+    """One job: what its first rank told."""
     from instep import config
     from instep.agent.agent import Launch, run
 
@@ -132,9 +134,14 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
         outcome = run(Launch(script=__file__, args=tuple(own), nproc=args.ranks, config=config.load(overrides=settings).config, quiet=True))
         if outcome.code:
             raise SystemExit(f"the job ended with code {outcome.code}: {outcome.message}")
-        told = json.loads((Path(directory) / "told.json").read_text())
+        told: dict[str, Any] = json.loads((Path(directory) / "told.json").read_text())
+    return told
 
-    rounds = told.pop("rounds")
+
+def measure(args: argparse.Namespace) -> dict[str, object]:
+    """Run the jobs and reduce the rounds of all of them to medians."""
+    jobs = [job(args) for _ in range(args.jobs)]
+    rounds = [r for told in jobs for r in told.pop("rounds")]
 
     def median(of: Callable[[dict[str, dict[str, float]]], float]) -> float:
         return statistics.median(of(r) for r in rounds)
@@ -144,7 +151,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
     quiet = plain < 1e3 * BUSY
     return {
         "ranks": args.ranks,
-        **told,
+        **{key: statistics.median(told[key] for told in jobs) for key in jobs[0]},
         "step_ms": {"plain": plain, "copies": 1e3 * median(lambda r: r["copies"]["step"])},
         "overhead": overhead,
         "main_cpu_ms": 1e3 * median(lambda r: r["copies"]["main"] - r["plain"]["main"]),
@@ -162,7 +169,8 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--mib", type=float, default=8.0, help="unique state of a rank: its shards and their moments")
     parser.add_argument("--steps", type=int, default=20, help="steps of one way before the next has its turn")
-    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=8, help="rounds of a job")
+    parser.add_argument("--jobs", type=int, default=5)
     parser.add_argument("--busy", action="store_true", help="compute instead of waiting")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", type=Path, dest="directory", help=argparse.SUPPRESS)
