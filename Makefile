@@ -11,9 +11,11 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+SHOW := $(VENV)/.show
 READY := $(VENV)/.ready
 MEGATRON_VENV := build/megatron
 NEMO_VENV := build/nemo
+SHOWN := plugins/init_gloo plugins/state_replica
 PROJECTS := $(wildcard plugins/*/pyproject.toml examples/*/pyproject.toml)
 CHECKED := core plugins tests examples benchmarks docs
 TYPED := core plugins tests
@@ -27,14 +29,20 @@ help:  ## show these lines
 venv: $(READY)  ## make the virtual environment
 
 # Torch comes first and pinned, so that no later requirement can choose another one.
-$(READY): pyproject.toml $(PROJECTS) Makefile
-	@echo "Setting up $(VENV), once: this takes a minute or two."
+$(SHOW): pyproject.toml $(SHOWN:%=%/pyproject.toml) Makefile
+	@echo "Setting up $(VENV), once. First torch:"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" numpy
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,dev]' $(PROJECTS:%/pyproject.toml=-e %)
-	@touch $(READY)
+	@echo "instep and the two plugins that it needs to recover:"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch]' $(SHOWN:%=-e %)
+	@touch $@
 
-demo: $(READY)  ## train a small GPT on 4 ranks through four faults, and compare with a run without any
+$(READY): $(SHOW) $(PROJECTS)
+	@echo "Setting up $(VENV), once. All plugins, linters, what the tests compare with (two minutes):"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,dev]' $(PROJECTS:%/pyproject.toml=-e %)
+	@touch $@
+
+demo: $(SHOW)  ## train a small GPT on 4 ranks through four faults, and compare with a run without any
 	$(BIN)/python examples/demo.py $(ARGS)
 
 # Most of a test's time goes by in waiting for others. All tests of a file stay in one process, where they share what they prepare; the
