@@ -3,16 +3,18 @@
 import logging
 import os
 import select
-import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
 
+from instep.agent.remains import end_own_group
 from instep.messages import Decoder, Message, encode
 
 log = logging.getLogger(__name__)
 _BEAT = 0.1
+_LAST = 0.3
+"""Seconds that a rank without an agent waits for its children's end, to remove what they left."""
 
 
 class Link:
@@ -71,5 +73,5 @@ class Link:
         if self._closed:
             return
         if os.getpgrp() == os.getpid():
-            os.killpg(os.getpid(), signal.SIGKILL)
+            end_own_group(_LAST)
         os._exit(70)

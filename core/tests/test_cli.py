@@ -79,6 +79,16 @@ def test_a_wrong_option_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None
     assert "--jsn" in capsys.readouterr().err
 
 
+def test_a_limit_of_the_machine_is_one_message(empty_directory: Path) -> None:
+    (empty_directory / "train.py").write_text("import instep\ninstep.init()\n")
+    command = [sys.executable, "-m", "instep", "run", "--nproc-per-node", "4", "train.py"]
+    limited = ["bash", "-c", 'ulimit -n 24; exec "$@"', "-", *command]
+    run = subprocess.run(limited, capture_output=True, text=True, check=False, timeout=60)
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1].endswith("raise the limit of open files (ulimit -n)")
+    assert "Traceback" not in run.stderr
+
+
 def test_plugins_as_json(capsys: pytest.CaptureFixture[str], empty_directory: Path) -> None:
     (empty_directory / "instep.toml").write_text("plugins = {init_gloo = false, state_replica = false, ghost = true}", encoding="utf-8")
     assert main(["plugins", "--json"]) == 2

@@ -21,6 +21,27 @@ def leftovers(job: Live, pids: set[int]) -> list[str]:
     return [p.name for p in job.temporary.iterdir() if not p.name.startswith(FOREIGN)] + shared
 
 
+def cut(pid: int) -> None:
+    """Leave what torch leaves when a process is killed while it hands a tensor over."""
+    Path(f"/dev/shm/torch_{pid}_1_2").touch()
+
+
+@pytest.mark.parametrize("options", [[], ["--no-preload"]])
+def test_nothing_outlives_a_killed_rank(tmp_path: Path, options: list[str]) -> None:
+    with live(tmp_path / "job", args=["--steps", "100000", "--workers", "2"], options=options) as job:
+        job.reach(3, seconds=60)
+        victim = job.workers()[1]
+        its = {victim, *processes.descendants(victim)}
+        for pid in its:
+            cut(pid)
+        os.kill(victim, signal.SIGKILL)
+        job.reach(job.steps(0)[-1]["step"] + 10, seconds=60)
+        # Those who were not dead yet when the rank was buried are looked at with the next one.
+        os.kill(job.workers()[1], signal.SIGKILL)
+        processes.wait_for(lambda: len(job.incidents()) == 2, seconds=60, what="the second incident")
+        processes.wait_for(lambda: not leftovers(job, its), seconds=10, what="an empty /dev/shm")
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_nothing_outlives_a_killed_agent(tmp_path: Path, workers: int) -> None:
     """SIGKILL of the agent: fork server, ranks and their data loading processes are gone within a second."""
@@ -28,6 +49,9 @@ def test_nothing_outlives_a_killed_agent(tmp_path: Path, workers: int) -> None:
         job.reach(3)
         everyone = processes.descendants(job.agent.pid)
         assert len(everyone) >= 1 + 3 * (1 + workers)
+        for rank in job.workers().values():
+            for pid in (rank, *processes.descendants(rank)):
+                cut(pid)
         job.agent.kill()
         job.agent.wait(5)
         soon = 1.0 if os.getloadavg()[0] < 2 * (os.cpu_count() or 1) else 5.0

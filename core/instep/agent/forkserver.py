@@ -23,14 +23,17 @@ from types import FrameType
 
 from instep.agent.child import become, die_with_parent, run
 from instep.agent.procfs import threads
+from instep.agent.remains import Remains
 from instep.agent.spare import Spare
 from instep.agent.task import Fds
 
 PACKET = 1 << 16
 
-
 _REST = 1.0
 """Seconds without a request after which the next spare is forked."""
+
+_LAST = 0.5
+"""Seconds that the server waits at its end for those it killed, to remove what they left."""
 
 
 class _Server:
@@ -43,6 +46,7 @@ class _Server:
         self._workers: dict[int, int] = {}
         self._spare: Spare | None = None
         self._warm = False
+        self._remains = Remains()
 
     def serve(self) -> Fds | None:
         """Returns in a new worker with its file descriptors, and in the server with ``None`` when the agent is gone."""
@@ -112,9 +116,11 @@ class _Server:
             return
         pid = self._workers.pop(pidfd)
         os.close(pidfd)
+        self._remains.note(pid)
         kill_group(pid)
         _, status = os.waitpid(pid, 0)
         self._tell({"t": "exited", "pid": pid, "code": os.waitstatus_to_exitcode(status)})
+        self._remains.clear()
 
     def _tell(self, message: Mapping[str, object], *fds: int) -> None:
         """Send one packet; an agent that is gone is noticed when the next request is awaited."""
@@ -126,7 +132,9 @@ class _Server:
         if self._spare is not None:
             self._spare.close()
         for pid in self._workers.values():
+            self._remains.note(pid)
             kill_group(pid)
+        self._remains.clear(seconds=_LAST)
 
 
 def kill_group(pid: int) -> None:

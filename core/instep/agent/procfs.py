@@ -35,6 +35,12 @@ def exit_code(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(int(stat[_EXIT_CODE]))
 
 
+def dead(pid: int) -> bool:
+    """Whether the process is gone, or only waits for its parent to take note."""
+    stat = _stat(f"/proc/{pid}/stat")
+    return stat is None or stat[_STATE] in "ZX"
+
+
 def threads(pid: int) -> list[str]:
     """Names of all threads of a process."""
     return [_read(f"/proc/{pid}/task/{task}/comm").strip() for task in sorted(os.listdir(f"/proc/{pid}/task"), key=int)]

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from instep.agent.forkserver import PACKET, kill_group
 from instep.agent.procfs import exit_code
+from instep.agent.remains import Remains
 from instep.agent.task import Fds, Task
 
 
@@ -153,6 +154,7 @@ class Interpreters:
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._remains = Remains()
 
     def spawn(self, number: int, task: Task, fds: Fds) -> None:
         """Start a worker; the listener hears of it before this returns."""
@@ -166,8 +168,10 @@ class Interpreters:
         process = self._running.pop(pid, None)
         if process is None:
             return False
+        self._remains.note(pid)
         kill_group(pid)
         self._listener.on_exit(pid, process.wait())
+        self._remains.clear()
         return True
 
 

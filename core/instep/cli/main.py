@@ -1,6 +1,7 @@
 """``instep``: finds the subcommand, and turns every error into one message and an exit code."""
 
 import argparse
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,14 @@ from instep.errors import ConfigError, InstepError, PluginError, UsageError
 
 BAD_USAGE = 2
 INTERRUPTED = 130
+_REMEDIES = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "this machine has too many open files; see /proc/sys/fs/file-max",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u, or pids.max of the container)",
+    errno.ENOMEM: "free some memory, or start fewer ranks",
+    errno.ENOSPC: "free some space",
+}
+"""What to do about a limit of the machine."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +68,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), 1)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
+    except OSError as error:
+        return _system(error)
+
+
+def _system(error: OSError) -> int:
+    """The reader of our output is gone, or the machine has reached a limit; anything else is raised again."""
+    if isinstance(error, BrokenPipeError):
         from instep.agent.outlet import discard
 
         discard(sys.stdout)
         return 1
+    if error.errno not in _REMEDIES:
+        raise error
+    return _fail(f"{error}; {_REMEDIES[error.errno]}", 1)
 
 
 def _parser() -> argparse.ArgumentParser:
